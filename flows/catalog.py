@@ -1,21 +1,46 @@
-"""The flows by name, as the command and a resumed run find them. Imports no Prefect."""
+"""Lists the flows by name, as the command and a resumed run find them, with replay. Imports no
+Prefect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flows.distill_rounds import FLOW as DISTILL_ROUNDS
 from flows.distill_rounds import plan_distill_rounds
-from flows.evaluate import plan_evaluate
-from flows.expert import plan_expert
 from flows.explain import nearest
 from flows.plan import PlannedStage
-from flows.post_train import plan_post_train
+from flows.post_train import plan_evaluate, plan_expert, plan_post_train
 from flows.recipe import Recipe
-from flows.replay import plan_replay
-from flows.running.chosen_stages import chosen_of, narrowed
+from flows.running.chosen_stages import chosen_of, narrowed, needed_by
 from infra.errors import InputError
+from tasks.replay.spec import ROLLOUTS, ReplaySpec
+
+
+def plan_replay(plan: Sequence[PlannedStage], name: str) -> list[PlannedStage]:
+    """The stage `name` of a plan with all that it is made from, which is cached after a run, and
+    its replay. Raises InputError."""
+    stages = {stage.name: stage for stage in plan}
+    if name not in stages:
+        raise InputError(
+            f"no stage `{name}` to replay; there are {', '.join(stages)}{nearest(name, stages)}"
+        )
+    stage = stages[name]
+    try:
+        spec = ReplaySpec.of(stage.spec)
+    except InputError as error:
+        raise InputError(f"stage {name} cannot be replayed: {error}") from None
+    inputs = {**stage.inputs, ROLLOUTS: name}
+    repeated = replace(
+        stage, name=f"{name}-replay", spec=spec, inputs=inputs, model="", scored_as="",
+        is_stored=False, again=False,
+    )  # fmt: skip
+    needed = needed_by([name], stages)
+    made = [replace(stage, again=False) for stage in plan if stage.name in needed]
+    return [*made, repeated]
+
 
 FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate", "replay")
 

@@ -1,7 +1,10 @@
-"""Expert-then-unified: base -> each expert's path -> the unified model's path -> evaluate."""
+"""Plans the flows: all experts then unified, one expert alone, or the evaluation of any models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from flows.path import PathStage
 from flows.plan import BASE, Plan, PlannedStage
 from flows.recipe import Recipe
 
@@ -36,4 +39,27 @@ def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
     home |= dict.fromkeys(walked.versions, everywhere)
     nothink = [name for name in walked.versions if name == UNIFIED]
     plan.evaluate(models, home, recipe.domains, nothink)
+    return plan.stages
+
+
+def plan_expert(
+    recipe: Recipe, name: str, path: Sequence[PathStage] | None = None
+) -> list[PlannedStage]:
+    """The expert alone, on its own path or on another one."""
+    plan = Plan(recipe)
+    domain = recipe.experts[name].domain
+    domains = [] if domain is None else [domain]
+    base = plan.base()
+    walked = plan.expert(name, base, path)
+    models = {BASE: base, **walked.versions}
+    plan.evaluate(models, {key: [d.name for d in domains] for key in models}, domains)
+    return plan.stages
+
+
+def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStage]:
+    """HF folders by name, on the recipe's domains."""
+    plan = Plan(recipe)
+    imported = {name: plan.imported(name, folder) for name, folder in models.items()}
+    everywhere = [domain.name for domain in recipe.domains]
+    plan.evaluate(imported, dict.fromkeys(models, everywhere), recipe.domains)
     return plan.stages

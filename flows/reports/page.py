@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.distill_rounds import table_of_rounds
 from flows.plan import EVALUATE, PlannedStage
 from flows.reports.charts import charts_of, curve_table, scaling_charts
 from flows.reports.outcome import outcome_of, score_tables, state_line, task_tables, warning_lines
@@ -26,7 +27,6 @@ from flows.reports.reproduce import origin_of
 from flows.reports.samples import read_pieces, read_samples, sample_set
 from flows.reports.stage_view import WHAT, StageView, counted, failure_of, seconds_of, stage_views
 from flows.reports.timeline_chart import timeline_picture
-from flows.rounds.promotion import table_of_rounds
 from flows.running.records import RunRecord
 from infra.home import home
 from infra.shown_text import markdown_text

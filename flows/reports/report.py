@@ -11,12 +11,12 @@ from pydantic import Field
 
 from curricula.built_in import BUILT_IN
 from curricula.flaws import FLAWS
+from flows.distill_rounds import Round, rounds_of
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
 from flows.reports.paired_tests import paired, problem_outcomes, problem_samples
 from flows.reports.rendering import p_text
-from flows.rounds.promotion import Round, rounds_of
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
 from infra.errors import StorageError

@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from flows.distill_rounds import best_of_rounds
 from flows.plan import EVALUATE, PlannedStage
 from flows.post_train import UNIFIED
 from flows.reports.outcome import outcome_of, warning_lines
 from flows.reports.page import report_path, write_page
 from flows.reports.report import Report, build_report, mean, read_scores
-from flows.rounds.promotion import best_of_rounds
 from flows.running.records import RunHead
 from flows.running.run import RecipeRun
 from infra.store.artifacts import ArtifactRecord

@@ -16,7 +16,7 @@ from flows.distill_rounds import written
 from flows.load import validate_recipe
 from flows.page.form import Asked
 from flows.recipe import Recipe
-from flows.rounds.series import Due, next_rounds
+from flows.round_series import Due, next_rounds
 from flows.running.records import RunEntry, RunHead, RunRecord, store_of
 from flows.running.run_lock import one_at_a_time
 from infra.errors import InputError

@@ -38,7 +38,7 @@ from flows.page.form import Asked
 from flows.plan import PlannedStage
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
-from flows.rounds.series import NotDue
+from flows.round_series import NotDue
 from flows.running.chosen_stages import require_stored
 from flows.running.finish import conclude, message_of, publish, shown_name, shown_tags
 from flows.running.new_run import new_run, require_same

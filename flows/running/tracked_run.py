@@ -9,11 +9,11 @@ from collections.abc import Generator, Mapping, Sequence
 
 import stamina
 
+from flows.distill_rounds import Round
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.outcome import Best
 from flows.reports.report import Scores, domains_of, mean
-from flows.rounds.promotion import Round
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.errors import TributaryError
 from infra.store.artifacts import ArtifactRecord

@@ -21,11 +21,10 @@ import httpx
 import pytest
 
 from flows.command.artifacts import find_named_model
-from flows.distill_rounds import FLOW, plan_distill_rounds
+from flows.distill_rounds import FLOW, Round, plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reports.outcome import Best, ScoreCell
-from flows.rounds.promotion import Round
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactRecord

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from flows.distill_rounds import plan_distill_rounds
-from flows.load import load_recipe
-from flows.plan import PlannedStage
-from flows.reports.paired_tests import problem_outcomes
-from flows.rounds.promotion import (
+from flows.distill_rounds import (
     Round,
     best_of_rounds,
     judge,
+    plan_distill_rounds,
     rounds_in,
     table_of_rounds,
     why_over,
 )
-from flows.rounds.settings import RoundsSettings
+from flows.load import load_recipe
+from flows.plan import PlannedStage
+from flows.recipe import RoundsSettings
+from flows.reports.paired_tests import problem_outcomes
 
 pytestmark = pytest.mark.unit
 

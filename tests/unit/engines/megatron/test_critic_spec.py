@@ -7,9 +7,8 @@ from pydantic import ValidationError
 
 from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
 from flows.checks.recipe import check_recipe
-from flows.expert import plan_expert
 from flows.load import load_recipe
-from flows.post_train import plan_post_train
+from flows.post_train import plan_expert, plan_post_train
 from infra.errors import InputError
 from tasks.durable.identity import spec_content
 from tasks.rl.spec import RlSettings

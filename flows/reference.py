@@ -1,4 +1,6 @@
-"""Every field of a recipe as a markdown page: type, default, meaning."""
+"""Writes the reference pages: every field of a recipe, every command. A hook of mkdocs adds them
+to the site.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,17 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 from pydantic.fields import FieldInfo
 
+from flows.command.main import app
 from flows.path import PathStage, written_form
 from flows.recipe import Recipe
 from infra.config import Config
 from tasks.registry import PATH_KINDS
 
-_INTRO = """# Every field of a recipe
+_FIELDS_INTRO = """# Every field of a recipe
 
 This page is made from the code. Read [write a recipe](../recipe.md) for fields by task, and
 [paths](../recipe.md) for stages and their order. A stage of a path is written as `kind: settings`.
@@ -23,7 +28,7 @@ This page is made from the code. Read [write a recipe](../recipe.md) for fields 
 
 def recipe_page() -> str:
     """The recipe first, then each kind of stage, then what these hold, each model once."""
-    parts = [_INTRO]
+    parts = [_FIELDS_INTRO]
     seen: set[type[Config]] = set()
     roots: list[tuple[str, type[Config]]] = [("The recipe", Recipe)]
     roots += [(f"Stage `{kind}`", _settings(kind)) for kind in PATH_KINDS]
@@ -102,3 +107,23 @@ def _models_in(annotation: Any) -> Iterator[type[Config]]:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+_COMMANDS_INTRO = """# Every command and option
+
+This page is made from the code. [The command](../cli.md) explains exit codes and outputs.
+"""
+
+
+def command_page() -> str:
+    made = app.generate_docs(output_format="markdown", include_hidden=False, heading_level=2)
+    return f"{_COMMANDS_INTRO}\n{made}"
+
+
+PAGES = {"reference/recipe.md": recipe_page, "reference/command.md": command_page}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path, page in PAGES.items():
+        files.append(File.generated(config, path, content=page()))
+    return files

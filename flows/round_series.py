@@ -1,5 +1,4 @@
-"""What a trigger of `distill-rounds` does: it goes on from the newest round, unless an earlier
-trigger is still at work or the series is at its end."""
+"""Goes on with a series of rounds from its newest round, unless an earlier run is still at it."""
 
 from __future__ import annotations
 
@@ -8,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.distill_rounds import FLOW, Earlier, earlier_rounds, plan_distill_rounds
+from flows.distill_rounds import (
+    FLOW,
+    Earlier,
+    earlier_rounds,
+    plan_distill_rounds,
+    rounds_by,
+    why_over,
+)
 from flows.plan import EVALUATE
 from flows.recipe import Recipe
 from flows.reports.report import read_scores
-from flows.rounds.promotion import rounds_by, why_over
 from flows.running.records import RunRecord, StageRecord, runs_of, store_of
 from flows.running.run_lock import is_running
 

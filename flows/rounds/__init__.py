@@ -1,1 +1,0 @@
-"""Rounds of self-distillation: what promotes one, what ends a series, what a trigger does."""

@@ -1,18 +1,89 @@
-"""Checks of layouts and of options that are passed through to the engines, before anything runs."""
+"""Checks what engines get, before anything runs: model folders, layouts, options, algorithms,
+numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engines.algorithms.combinations import refusals
 from engines.megatron.options import STAGES, check_layout
-from engines.megatron.spec import Parallel
+from engines.megatron.spec import Optimizer, Parallel
 from engines.sglang.options import check_options, check_parallel
-from flows.checks.model_folders import model_report
-from flows.plan import PlannedStage
-from infra.errors import InputError
+from flows.plan import BASE, PlannedStage
+from flows.recipe import Recipe
+from infra.errors import InputError, StorageError
+from infra.secret_references import written_secrets
 from tasks.base.random_model import hf_config
 from tasks.base.spec import BaseSettings
+from tasks.model_folder.report import ModelReport, report_model
+from tasks.served.folder import served_folder_problems
+from tasks.stage import StageSpec
+
+
+def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
+    """Each as `base.folder: FOLDER/FILE: what is wrong; what to do`."""
+    for where, folder in _served(plan):
+        found = _served_report(folder)
+        if not isinstance(found, StorageError):
+            yield from (f"{where}: {line}" for line in found)
+    for where, folder in _folders(plan):
+        report = _report(folder)
+        if isinstance(report, ModelReport):
+            yield from (f"{where}: {line}" for line in report.problems)
+
+
+def folder_cautions(plan: list[PlannedStage]) -> Iterator[str]:
+    """What a folder holds that is not used, and folders that only their stage will see."""
+    for where, folder in _served(plan):
+        if isinstance(found := _served_report(folder), StorageError):
+            yield f"{where}: its model is checked when its stage starts: {found}"
+    for where, folder in _folders(plan):
+        report = _report(folder)
+        if isinstance(report, StorageError):
+            yield f"{where}: its model is checked when its stage starts: {report}"
+        else:
+            yield from (f"{where}: {line}" for line in report.notes)
+
+
+def model_report(folder: str) -> ModelReport | None:
+    """What is known of a model folder; None for one that is out of reach."""
+    report = _report(folder)
+    return report if isinstance(report, ModelReport) else None
+
+
+@functools.cache  # one look a command: a store far away takes seconds
+def _report(folder: str) -> ModelReport | StorageError:
+    try:
+        return report_model(folder)
+    except StorageError as error:
+        return error
+
+
+@functools.cache
+def _served_report(folder: str) -> tuple[str, ...] | StorageError:
+    try:
+        return tuple(served_folder_problems(folder))
+    except StorageError as error:
+        return error
+
+
+def _served(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
+    """Each folder of a model that only servers read."""
+    for stage in plan:
+        if stage.spec.served_folder is not None:
+            yield stage.where, stage.spec.served_folder
+
+
+def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
+    """Each folder to import, with its place in the recipe or in the flow's parameters."""
+    for stage in plan:
+        if stage.spec.imported_folder is not None:
+            where = f"{BASE}.folder" if stage.where == BASE else stage.where
+            yield where, stage.spec.imported_folder
 
 
 def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
@@ -70,3 +141,146 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
         check_parallel(stage.spec.fleet.sglang, stage.resources.tp_per_server)
     except InputError as error:
         yield f"stage {stage.name}: {error}"
+
+
+_HALF_TYPES = ("bfloat16", "float16", "half")
+_HALF_GATE = 0.01
+"""nats per token; the most that 16 bits were measured to cost is about this"""
+
+
+def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
+    """Each as `stage NAME: FIELD: reason; way out`."""
+    yield from (f"stage {stage.name}: {line}" for line in stage.spec.problems())
+    settings = stage.spec.policy
+    if settings is None:
+        return
+    where, has_teachers = f"stage {stage.name}: algorithm", stage.spec.has_teachers
+    for refusal in refusals(settings.algorithm, settings.group_size, has_teachers=has_teachers):
+        yield f"{where}.{refusal}"
+    num_rollouts = settings.problems_per_step * settings.group_size
+    if num_rollouts == 1 and "batch" in settings.algorithm.needs:
+        yield (
+            f"{where}.advantage: its baseline is the step's batch, which is only one rollout; raise"
+            " problems_per_step or group_size"
+        )
+
+
+def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
+    """What can run but hardly learns, or stops at its first step."""
+    yield from (f"stage {stage.name}: {line}" for line in stage.spec.cautions())
+    settings = stage.spec.policy
+    if settings is None:
+        return
+    temperature = settings.algorithm.temperature
+    if temperature != 1.0:
+        yield (
+            f"stage {stage.name}: algorithm.temperature: is {temperature:g}: rollouts are sampled,"
+            " and trainer and engine compare probabilities, at this temperature; scores are still"
+            " of temperature 1 and greedy answers"
+        )
+    dtype = settings.fleet.sglang.get("dtype")
+    cache = settings.fleet.sglang.get("kv_cache_dtype", "auto")
+    if str(cache).startswith("fp"):
+        yield (
+            f"stage {stage.name}: fleet.sglang.kv_cache_dtype: {cache} rounds keys and values, so"
+            " the servers sample from other probabilities than the trainer computes; look at"
+            " mismatch_k3 and use a correction"
+        )
+    gate = settings.algorithm.agreement_gate
+    if gate < _HALF_GATE and (settings.trainer.precision == "bf16" or dtype in _HALF_TYPES):
+        yield (
+            f"stage {stage.name}: algorithm.agreement_gate: trainer and engine differ by 0.001 to"
+            f" 0.01 nats per token if one of them computes in 16 bits; above {gate:g} the stage"
+            " stops; set it to 0.05"
+        )
+
+
+_RESERVE = 8
+"""positions that SGLang keeps free at the end of its context"""
+
+
+def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """Each as `field.path: what it is; what is allowed`."""
+    yield from _not_finite(recipe.model_dump(), ())
+    yield from written_secrets(recipe.model_dump(mode="json"))
+    yield from _vocabulary(recipe)
+    for stage in plan:
+        yield from _mini_batches(stage.where, stage.spec)
+        for field, optimizer, updates in stage.spec.optimizers:
+            yield from _fits(f"{stage.where}.{field}", optimizer, updates)
+    yield from _context(recipe, plan)
+
+
+def _not_finite(value: Any, at: tuple[str, ...]) -> Iterator[str]:
+    """Options of hooks and engines among them: no digest can hold infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{'.'.join(at)}: is {value}; must be a finite number"
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, item in items:
+        yield from _not_finite(item, (*at, str(key)))
+
+
+def _vocabulary(recipe: Recipe) -> Iterator[str]:
+    from tasks.base.tokenizer import SMALLEST
+
+    made = recipe.base.random
+    if made is not None and made.vocab_size < SMALLEST:
+        yield (
+            f"base.random.vocab_size: is {made.vocab_size}; bytes, special tokens and phrases alone"
+            f" need {SMALLEST}; set it to at least that (512 is a good size)"
+        )
+
+
+def _mini_batches(where: str, spec: StageSpec) -> Iterator[str]:
+    if spec.policy is None:
+        return
+    samples = spec.policy.problems_per_step * spec.policy.group_size
+    mini_batches = spec.policy.algorithm.mini_batches
+    if mini_batches > samples:
+        yield (
+            f"{where}.algorithm.mini_batches: is {mini_batches}, but a step has {samples} samples"
+            f" (problems_per_step x group_size); allowed: 1 to {samples}"
+        )
+
+
+def _fits(where: str, optimizer: Optimizer, updates: int) -> Iterator[str]:
+    if optimizer.warmup_steps > updates:
+        yield (
+            f"{where}.warmup_steps: is {optimizer.warmup_steps}, longer than the stage, which has"
+            f" {updates} optimizer steps; allowed: 0 to {updates}"
+        )
+
+
+def _context(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """Answers that no context holds; how long the prompts are is seen when parts are tried."""
+    own = (model_config(recipe.base) or {}).get("max_position_embeddings")
+    placed = {
+        e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items() if e.domain
+    }
+    for stage in plan:
+        if stage.spec.fleet is None:
+            continue
+        where, field = "the model's context", "base: the model's context"
+        length = stage.spec.fleet.context_length or own
+        if stage.spec.fleet.context_length is not None:
+            where = field = f"{stage.where}.fleet.context_length"
+        if not isinstance(length, int):
+            continue
+        most = length - _RESERVE - 1
+        if most < 1:
+            yield (
+                f"{field} of {length} tokens holds no prompt and answer beside the {_RESERVE} that"
+                f" SGLang keeps free; at least {_RESERVE + 2}, and the prompts' length"
+            )
+            continue
+        for domain in stage.spec.sampled_domains:
+            if domain.max_new_tokens > most:
+                yield (
+                    f"{placed[domain.name]}.max_new_tokens: is {domain.max_new_tokens}, but"
+                    f" {where} has {length} tokens, of which SGLang keeps {_RESERVE} free; allowed:"
+                    f" 1 to {most} minus the prompt's tokens"
+                )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from flows.checks.exactness import determinism_notes, determinism_problems
+from flows.checks.data import message_file_cautions, message_file_problems, seen_before_cautions
+from flows.checks.engines import folder_cautions, folder_problems, value_problems
 from flows.checks.hooks import hook_problems
 from flows.checks.memory.fit import memory_cautions, memory_problems
-from flows.checks.message_files import message_file_cautions, message_file_problems
-from flows.checks.model_folders import folder_cautions, folder_problems
-from flows.checks.seen_before import seen_before_cautions
-from flows.checks.served import served_problems
-from flows.checks.sharing import sharing_problems
+from flows.checks.servers import (
+    determinism_notes,
+    determinism_problems,
+    served_problems,
+    sharing_problems,
+)
 from flows.checks.store import store_cautions, store_problems
 from flows.checks.trial.findings import findings_of
 from flows.checks.trial.request import request_of
-from flows.checks.values import value_problems
 from flows.explain import nearest
 from flows.plan import BASE, MODEL, PlannedStage
 from flows.post_train import UNIFIED, plan_post_train
@@ -50,7 +51,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
 
 def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """What can run and will hardly do what it was meant for."""
-    from flows.checks.algorithms import algorithm_cautions
+    from flows.checks.engines import algorithm_cautions
 
     yield from store_cautions(recipe)
     yield from findings_of(request_of(recipe, plan)).cautions
@@ -160,8 +161,7 @@ def _timed(spec: StageSpec) -> Iterator[Domain | ScoredDomain | RewardSpec | Gro
 def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Algorithms that cannot be, options passed through to the engines, and layouts that the
     model does not divide into."""
-    from flows.checks.algorithms import algorithm_problems
-    from flows.checks.engines import fleet_problems, trainer_problems
+    from flows.checks.engines import algorithm_problems, fleet_problems, trainer_problems
 
     for stage in plan:
         yield from trainer_problems(recipe.base, stage)

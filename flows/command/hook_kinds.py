@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
 from flows.checks.contracts import Contract
-from flows.checks.trial.one_domain import OfDomain
+from flows.checks.trial.parts import OfDomain
 from infra.errors import InputError
 from infra.hooks import check_options, resolve
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from engines.algorithms.choices import Need
 from flows.checks.contracts import faults_of
-from flows.checks.trial.one_domain import findings_about
+from flows.checks.trial.parts import findings_about
 from flows.command.hook_kinds import (
     CONTRACTS,
     OF_DOMAIN,

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
-from flows.checks.kept_bytes import KeptBytes
 from flows.checks.memory.roles import RoleMemory, parts_of
+from flows.checks.store import KeptBytes
 from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
 from flows.plan import PlannedStage
@@ -89,10 +89,10 @@ def size_text(num_bytes: int) -> str:
 
 
 def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
-    from flows.checks.exactness import inexact
-    from flows.checks.kept_bytes import kept_bytes
     from flows.checks.memory.fit import planned_memory
     from flows.checks.recipe import cautions, check_recipe, notes
+    from flows.checks.servers import inexact
+    from flows.checks.store import kept_bytes
     from flows.reasons import stage_reasons
 
     recipe = load_recipe(name, changes)

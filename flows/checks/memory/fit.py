@@ -1,25 +1,206 @@
-"""What every role of a plan needs, and which of it no device holds."""
+"""Says what every role of a plan needs, which of it no device holds, and the smallest change
+with which it fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
 
+from engines.memory.model_size import ModelSize
 from engines.memory.needs import TrainerNeeds
-from flows.checks.memory.base_model import base_model
-from flows.checks.memory.changes import Change, Room, server_change, trainer_change
+from engines.memory.recompute import Recompute
+from engines.memory.server import ServerNeeds, server_memory
+from engines.memory.trainer import trainer_memory
 from flows.checks.memory.machine import (
+    GB,
+    PlannedDevices,
+    device_bytes,
+    devices_for,
+    devices_of,
     host_cautions,
     machine_bytes,
     machine_cautions,
+    placement_problems,
     side_by_side,
+    stated_devices,
 )
-from flows.checks.memory.placement import devices_for, devices_of, placement_problems
-from flows.checks.memory.planned_devices import GB, PlannedDevices, device_bytes, stated_devices
-from flows.checks.memory.roles import RoleMemory, longest_sequence, roles_of
-from flows.checks.memory.served import role_model, served_memory
+from flows.checks.memory.roles import (
+    BaseModel,
+    RoleMemory,
+    base_model,
+    folder_model,
+    longest_sequence,
+    roles_of,
+    server_needs,
+)
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import gpu_sizes
+from tasks.served.named import is_stage
+from tasks.served.roles import ServedRole
+
+_WHOLE_LAYERS = Recompute(method="uniform", num_layers=1)
+_RECOMPUTE = (
+    "trainer.megatron: {recompute_granularity: full, recompute_method: uniform,"
+    " recompute_num_layers: 1}"
+)
+_FEWEST_TOKENS = 1024
+"""in a micro-batch: with fewer, matrix products are slow"""
+_MOST_FACTOR = 16
+_MOST_CHANGES = 3
+_ROUND = 1024
+"""tokens"""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a role may take."""
+
+    device_bytes: int
+    per_host: int
+    devices: int
+    """of all hosts, without those of the stage's other roles"""
+    longest: int = 0
+    """tokens of the longest sequence"""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    text: str
+    num_bytes: int
+    """on each device, after it"""
+    num_devices: int
+
+
+_Step = tuple[str, Callable[[TrainerNeeds], TrainerNeeds]]
+
+
+def trainer_change(size: ModelSize, needs: TrainerNeeds, room: Room) -> Change | None:
+    """Of as few settings as possible, then with as few devices as possible, then in the order of
+    `_steps`; None where nothing fits."""
+    steps = _steps(size, needs, room)
+    for count in range(1, _MOST_CHANGES + 1):
+        found = [
+            change
+            for names in combinations(steps, count)
+            for chosen in product(*(steps[name] for name in names))
+            if (change := _tried(size, needs, room, chosen)) is not None
+        ]
+        if found:
+            return min(found, key=lambda change: change.num_devices)
+    return None
+
+
+def _tried(
+    size: ModelSize, needs: TrainerNeeds, room: Room, steps: Sequence[_Step]
+) -> Change | None:
+    for _, step in steps:
+        needs = step(needs)
+    total = trainer_memory(size, needs).total
+    if total > room.device_bytes or needs.layout.world_size > room.devices:
+        return None
+    return Change(", ".join(text for text, _ in steps), total, needs.layout.world_size)
+
+
+def _steps(size: ModelSize, needs: TrainerNeeds, room: Room) -> Mapping[str, list[_Step]]:
+    """By setting; each setting's nearest value first."""
+    steps: dict[str, list[_Step]] = {}
+    if not needs.recompute.method:
+        steps["recompute"] = [(_RECOMPUTE, lambda n: replace(n, recompute=_WHOLE_LAYERS))]
+    fewest = max(_FEWEST_TOKENS, -(-room.longest // needs.layout.cp))
+    steps["tokens"] = [
+        (f"trainer.micro_batch_tokens: {needs.tokens} -> {tokens}", _with_tokens(tokens))
+        for factor in _doubled(_MOST_FACTOR)
+        if (tokens := needs.tokens // factor) >= fewest
+    ]
+    for axis, now in (("tp", needs.layout.tp), ("pp", needs.layout.pp), ("dp", needs.layout.dp)):
+        steps[axis] = [
+            (f"resources: trainer.{axis}: {now} -> {now * factor}", _with_axis(axis, now * factor))
+            for factor in _doubled(_MOST_FACTOR)
+            if _divides(size, axis, now * factor, room.per_host)
+        ]
+    return steps
+
+
+def _doubled(most: int) -> Iterator[int]:
+    factor = 2
+    while factor <= most:
+        yield factor
+        factor *= 2
+
+
+def _with_tokens(tokens: int) -> Callable[[TrainerNeeds], TrainerNeeds]:
+    return lambda needs: replace(needs, tokens=tokens)
+
+
+def _with_axis(axis: str, value: int) -> Callable[[TrainerNeeds], TrainerNeeds]:
+    return lambda needs: replace(needs, layout=needs.layout.model_copy(update={axis: value}))
+
+
+def _divides(size: ModelSize, axis: str, value: int, per_host: int) -> bool:
+    match axis:
+        case "tp":
+            return tp_fits(size, value, per_host)
+        case "pp":
+            return size.num_layers % value == 0
+        case _:
+            return True
+
+
+def tp_fits(size: ModelSize, tp: int, per_host: int) -> bool:
+    """Whether a group of `tp` devices lies on one host and shares the model out evenly."""
+    split = (size.queries // size.head_dim, size.keys // size.head_dim, size.ffn, size.vocab)
+    return per_host % tp == 0 and all(part % tp == 0 for part in split)
+
+
+def server_change(size: ModelSize, needs: ServerNeeds, room: Room, servers: int) -> Change | None:
+    """A smaller cache if it still holds the longest sequence; else, more devices a server."""
+    spare = room.device_bytes - server_memory(size, replace(needs, max_total_tokens=0)).total
+    for tokens in _rounded_down(needs, spare, size):
+        fewer = replace(needs, max_total_tokens=tokens)
+        total = server_memory(size, fewer).total
+        if total <= room.device_bytes and tokens >= needs.context_length:
+            text = f"fleet.max_total_tokens: {needs.max_total_tokens} -> {tokens}"
+            return Change(text, total, servers * needs.tp)
+    for factor in _doubled(_MOST_FACTOR):
+        wider = replace(needs, tp=needs.tp * factor)
+        total = server_memory(size, wider).total
+        fits = total <= room.device_bytes and servers * wider.tp <= room.devices
+        if fits and room.per_host % wider.tp == 0:
+            text = f"resources: tp_per_server: {needs.tp} -> {wider.tp}"
+            return Change(text, total, servers * wider.tp)
+    return None
+
+
+def _rounded_down(needs: ServerNeeds, spare: int, size: ModelSize) -> Iterator[int]:
+    """The largest cache that the spare bytes hold; the table of requests may ask for a bit less."""
+    per_token = server_memory(size, replace(needs, max_total_tokens=1)).cache
+    per_token -= server_memory(size, replace(needs, max_total_tokens=0)).cache
+    most = min(spare // per_token, needs.max_total_tokens)
+    for share in (1.0, 0.95, 0.9, 0.8):
+        yield int(most * share) // _ROUND * _ROUND
+
+
+def served_memory(recipe: Recipe, stage: PlannedStage) -> Iterator[RoleMemory]:
+    """Of each role whose model's shape is known."""
+    for name, role in stage.roles.items():
+        model = role_model(recipe, role)
+        if model is None:
+            continue
+        resources = stage.resources.of_role(name)
+        num_bytes = device_bytes(recipe.resources, resources.device)
+        needs = server_needs(role.fleet, model, resources.tp_per_server, num_bytes)
+        # A head in place of the projection to the vocabulary is of no size.
+        size = replace(model.size, is_tied=True) if role.has_head else model.size
+        num = resources.servers * resources.tp_per_server
+        yield RoleMemory(stage.name, name, size, needs, num, device=resources.device)
+
+
+def role_model(recipe: Recipe, role: ServedRole) -> BaseModel | None:
+    """None of a model of which nothing is known. All that a recipe trains has its base's shape."""
+    return base_model(recipe.base) if is_stage(role.model) else folder_model(role.model)
 
 
 def planned_memory(recipe: Recipe, plan: list[PlannedStage]) -> list[RoleMemory]:

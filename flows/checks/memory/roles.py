@@ -1,22 +1,107 @@
-"""What each role of a stage needs on each of its devices."""
+"""Computes what each role of a stage needs on each of its devices, from the base model and from
+what shares it.
+
+As `engines/devices/sharing.py` has it: one side sleeps while the other works, both have their
+weights while these are published, a server that was lost gets its weights while the others
+generate, and a checkpoint is written beside the servers' weights.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel, TrainerSettings
-from engines.memory.model_size import ModelSize
+from engines.memory.known_models import DENSE
+from engines.memory.model_size import ModelSize, size_of
 from engines.memory.needs import TrainerNeeds
 from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import recompute_of
 from engines.memory.server import ServerMemory, ServerNeeds, server_memory, token_bytes
 from engines.memory.trainer import TrainerMemory, trainer_memory
 from engines.sglang.spec import FleetSpec
-from flows.checks.memory.base_model import BaseModel
-from flows.checks.memory.sharing import beside_server, beside_trainer
+from engines.weights.buckets import BUCKET_BYTES
+from flows.checks.engines import model_config
 from flows.plan import PlannedStage
+from infra.errors import InputError, StorageError
+from tasks.base.spec import BaseSettings
+from tasks.model_folder.files import ModelFiles
+from tasks.served.folder import config_of
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    size: ModelSize
+    max_positions: int
+    known_by_name: str = ""
+    """the model's name, where its folder is out of reach and its shape is taken from that name"""
+
+
+def base_model(base: BaseSettings) -> BaseModel | None:
+    """None for a model of which nothing is known, or that the engines cannot train."""
+    config, name = model_config(base), ""
+    if config is None:
+        name = _name_of(base.folder or "")
+        config = DENSE.get(name)
+    if config is None:
+        return None
+    try:
+        shape = model_shape(config)
+    except InputError:  # said elsewhere
+        return None
+    return BaseModel(size_of(shape), shape.max_positions, name)
+
+
+def folder_model(folder: str) -> BaseModel | None:
+    """Of a model that is only served: one whose family the engines train, or that is known by its
+    folder's name."""
+    config, name = served_config(folder), ""
+    if config is None:
+        name = _name_of(folder)
+        config = DENSE.get(name)
+    if config is None:
+        return None
+    try:
+        shape = model_shape(config)
+    except InputError:
+        return None
+    return BaseModel(size_of(shape), shape.max_positions, name)
+
+
+@functools.cache  # one look a command: a store far away takes seconds
+def served_config(folder: str) -> Mapping[str, Any] | None:
+    """None of a folder that is out of reach."""
+    try:
+        return config_of(ModelFiles(folder))
+    except (InputError, StorageError):
+        return None
+
+
+def _name_of(folder: str) -> str:
+    """Example: "s3://models/Qwen3-4B/" -> "Qwen3-4B"."""
+    return folder.rstrip("/").rpartition("/")[2].partition("@")[0]
+
+
+ASLEEP_BYTES = 10**9
+"""what stays on a GPU of a process that sleeps: CUDA's context and NCCL's buffers. An allowance: no
+GPU was at hand to measure"""
+
+
+def beside_trainer(trainer: TrainerMemory, server: ServerMemory) -> int:
+    """At the trainer's largest moment, which is a step beside sleeping servers, or a checkpoint
+    beside their weights: then gradients, activations and frozen models are not there."""
+    made_room = trainer.gradients + trainer.activations + trainer.copies
+    return ASLEEP_BYTES + max(server.weights - made_room, 0)
+
+
+def beside_server(trainer: TrainerMemory) -> int:
+    """While another server is repaired: the trainer's weights and the two buckets in which it sends
+    them."""
+    return ASLEEP_BYTES + trainer.weights + 2 * BUCKET_BYTES
+
 
 Needs: TypeAlias = TrainerNeeds | ServerNeeds
 Memory: TypeAlias = TrainerMemory | ServerMemory

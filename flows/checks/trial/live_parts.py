@@ -1,7 +1,11 @@
-"""A domain's parts, built one by one, so that each that is wrong is named."""
+"""Imports and builds a domain's parts one by one, so that each that is wrong is named; tries
+those with a contract of their own.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +14,64 @@ from curricula.admissible import Admissible
 from curricula.of_rows import OF_LIBRARIES
 from engines.draws import leave_out_long
 from engines.types import Curriculum, Environment, RowCurriculum, Transcript, Verdict
-from flows.checks.trial.bounded_steps import Attempts
-from flows.checks.trial.imported import imported
-from flows.checks.trial.request import PlacedCurriculum, PlacedDomain
+from flows.checks.contracts import faults_of
+from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Attempts
+from flows.checks.trial.request import CustomPart, PlacedCurriculum, PlacedDomain
 from infra.errors import EngineError, InputError
 from rewards.rubric import Rubric, Term
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.model_folder.location import local_folder
+
+
+def imported(where: str, kind: str, name: str, attempts: Attempts) -> bool:
+    """Import the module of a dotted path; what it prints by that is a caution."""
+    module = name.partition(":")[0]
+    if ":" not in name:
+        return True
+    attempts.observer.printed()
+    fine, _ = attempts.call(
+        where, f"importing {module}", lambda: _import(kind, name), IMPORT_SECONDS
+    )
+    if text := attempts.observer.printed().strip():
+        attempts.cautions.append(
+            f"hooks: {module}.py prints while it is imported ({text[:60]!r}), and would print"
+            " in every job; remove the print"
+        )
+    return fine
+
+
+def _import(kind: str, name: str) -> None:
+    """As the part is found later; an error of the module itself keeps its own line."""
+    from infra.hooks import resolve
+
+    module = name.partition(":")[0]
+    if importlib.util.find_spec(module.partition(".")[0]) is not None:
+        importlib.import_module(module)
+    resolve(kind, name, {})
+
+
+def try_custom(part: CustomPart, attempts: Attempts) -> None:
+    if not imported(part.where, part.kind, part.path, attempts):
+        return
+    fine, faults = attempts.call(
+        part.where,
+        part.path,
+        lambda: faults_of(
+            part.kind,
+            part.path,
+            part.options,
+            needs=part.needs,
+            domains=part.domains,
+            is_beside_training=part.is_beside_training,
+        ),
+        IMPORT_SECONDS,
+    )
+    for fault in faults if fine else ():
+        attempts.problems.append(
+            f"{part.where}: {part.path} breaks the contract: {fault.check}: {fault.saw}"
+        )
+
 
 _LIBRARY_SECONDS = 240.0
 """to load a library in a process of its own, and a task's data"""

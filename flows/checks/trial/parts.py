@@ -1,4 +1,5 @@
-"""Tries a recipe's parts as the stages will use them.
+"""Tries a recipe's parts as the stages will use them, or one part by itself in a domain made for
+it.
 
 Problems are drawn, a demonstration is rendered with its loss mask, an environment takes a turn,
 rewards judge.
@@ -7,21 +8,23 @@ rewards judge.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
+from curricula.registry import build as build_curriculum
 from engines.chat.mode import Thoughts
 from engines.draws import draw_examples
-from engines.types import Demonstration, Problem
-from flows.checks.trial.bounded_steps import Attempts, Observer
-from flows.checks.trial.custom import try_custom
-from flows.checks.trial.demonstrations import base_chat, render, try_prompts
-from flows.checks.trial.driver import try_driver
-from flows.checks.trial.environment import try_environment
-from flows.checks.trial.live_parts import LiveParts, build_parts, read_rows, try_changed
-from flows.checks.trial.mode import decide_mode
-from flows.checks.trial.problems import try_problems
+from engines.types import Demonstration, Problem, Split
+from flows.checks.trial.bounded_steps import Attempts, Blind, Observer
+from flows.checks.trial.environment import decide_mode, try_driver, try_environment
+from flows.checks.trial.live_parts import LiveParts, build_parts, read_rows, try_changed, try_custom
+from flows.checks.trial.problems import base_chat, render, try_problems, try_prompts
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
 from flows.checks.trial.rewards import try_rewards
+from infra.errors import InputError
+from rewards.registry import SERVED
+from tasks.base.spec import BaseSettings, RandomModel
+from tasks.domain import CurriculumSpec, Domain, DriverSpec, RewardTerm
 from tasks.evaluate.scaling import CUTTABLE
 
 _SHOWN = 8
@@ -105,3 +108,43 @@ def _check_turns(live: LiveParts, shown: Sequence[Demonstration], attempts: Atte
             f" {live.name} take more turns, up to {max(taken)}: such rollouts would be cut off with"
             " an outcome of 0"
         )
+
+
+OfDomain: TypeAlias = Literal["driver", "curriculum", "reward"]
+"""kinds that are tried so"""
+
+_COUNTS: Mapping[Split, int] = {"sft": 8, "rl": 32, "distill": 32, "heldout": 32}
+"""problems of each split that are drawn"""
+_BASE = BaseSettings(random=RandomModel())
+"""for its tokenizer and chat template"""
+
+
+def findings_about(kind: OfDomain, name: str, options: dict[str, Any], curriculum: str) -> Findings:
+    """What the trial of a recipe would find about the part. Drivers and rewards are tried with the
+    problems and demonstrations of `curriculum`. Raises InputError for one that cannot be built."""
+    problems = CurriculumSpec(name=curriculum)
+    reward = RewardTerm(name="format", outcome=True)
+    driver = DriverSpec()
+    match kind:
+        case "driver":
+            driver = DriverSpec(name=name, options=options)
+        case "curriculum":
+            problems = CurriculumSpec(name=name, options=options)
+        case "reward" if name in SERVED:
+            raise InputError(f"reward {name!r} asks a served model: `tributary check` tries it")
+        case "reward":
+            reward = RewardTerm(name=name, options=options, outcome=True)
+    has_environment = build_curriculum(problems.name, problems.options).environment() is not None
+    domain = Domain(
+        name="tried",
+        curriculum=problems,
+        rewards=[reward],
+        driver=driver,
+        max_new_tokens=4096,
+        max_turns=8 if has_environment else 1,
+    )
+    request = TrialRequest(
+        hooks=[], data=[], base=_BASE, seed=0, changed=[], custom=[],
+        domains=[PlacedDomain(where="domain", domain=domain, counts=dict(_COUNTS))],
+    )  # fmt: skip
+    return try_parts(request, Blind())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.checks.values import value_problems
+from flows.checks.engines import value_problems
 from flows.load import load_recipe, recipe_from_tree, shipped_recipes
 from flows.running.secrets import secrets_of_run
 from infra.errors import InputError, StorageError

@@ -12,9 +12,9 @@ from engines.algorithms import choices
 from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
-from flows.checks.algorithms import algorithm_problems
-from flows.checks.exactness import inexact
+from flows.checks.engines import algorithm_problems
 from flows.checks.recipe import cautions, check_recipe
+from flows.checks.servers import inexact
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError

@@ -11,7 +11,7 @@ import pytest
 from engines.sglang import arguments
 from engines.sglang.servers.place import Place, architecture
 from engines.sglang.spec import FleetSpec
-from flows.checks import exactness
+from flows.checks import servers
 from flows.checks.recipe import check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -60,11 +60,11 @@ def _with_gpu() -> bool:
 
 
 def test_exact_is_refused_where_it_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactness, "has_cuda", _with_gpu)
+    monkeypatch.setattr(servers, "has_cuda", _with_gpu)
     recipe = load_recipe("cpu-smoke", ["determinism=exact"])
     with pytest.raises(InputError, match=r"this host has a GPU.*set `determinism: close`"):
         check_recipe(recipe, plan_post_train(recipe))
-    for kind, told in (("close", []), ("auto", [exactness.NOT_HERE])):
+    for kind, told in (("close", []), ("auto", [servers.NOT_HERE])):
         recipe = load_recipe("cpu-smoke", [f"determinism={kind}"])
         plan = plan_post_train(recipe)
         check_recipe(recipe, plan)
@@ -73,10 +73,10 @@ def test_exact_is_refused_where_it_was_never_measured(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["cpu-demo", "cpu-smoke", "function-calling", "learning-study"])
 def test_the_demos_run_on_a_host_with_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactness, "has_cuda", _with_gpu)
+    monkeypatch.setattr(servers, "has_cuda", _with_gpu)
     recipe = load_recipe(name)
     check_recipe(recipe, plan_post_train(recipe))
-    monkeypatch.setattr(exactness, "has_cuda", lambda: False)
+    monkeypatch.setattr(servers, "has_cuda", lambda: False)
     lossy = "evaluate.fleet.sglang={enable_deterministic_inference: false}"
     inexact = load_recipe(name, [lossy])
     with pytest.raises(InputError, match="was not tested to be batch-invariant"):

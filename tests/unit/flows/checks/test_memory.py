@@ -16,12 +16,17 @@ from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import Recompute
 from engines.memory.server import ServerMemory, ServerNeeds, server_memory
 from engines.memory.trainer import TrainerMemory, trainer_memory
-from flows.checks.kept_bytes import KeptBytes, kept_bytes
-from flows.checks.memory.changes import Room, server_change, trainer_change
-from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
+from flows.checks.memory.fit import (
+    Room,
+    memory_cautions,
+    memory_problems,
+    planned_memory,
+    server_change,
+    trainer_change,
+)
 from flows.checks.memory.machine import host_cautions, machine_cautions, side_by_side
-from flows.checks.memory.roles import RoleMemory, parts_of
-from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
+from flows.checks.memory.roles import ASLEEP_BYTES, RoleMemory, beside_trainer, parts_of
+from flows.checks.store import KeptBytes, kept_bytes
 from flows.command.show import memory_json, memory_table
 from flows.load import load_recipe
 from flows.post_train import plan_post_train

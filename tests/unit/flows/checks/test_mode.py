@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.checks.message_files import message_file_problems
+from flows.checks.data import message_file_problems
 from flows.checks.recipe import cautions, check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train

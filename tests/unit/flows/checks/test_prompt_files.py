@@ -13,8 +13,8 @@ import yaml
 from curricula.prompt_files.curriculum import Files
 from curricula.registry import build as build_curriculum
 from engines.types import Message, Problem, Status, Transcript
+from flows.checks.data import seen_before_cautions
 from flows.checks.recipe import cautions, check_recipe, notes
-from flows.checks.seen_before import seen_before_cautions
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train

@@ -9,7 +9,7 @@ import yaml
 
 from flows.checks.memory.fit import memory_problems, planned_memory
 from flows.checks.recipe import check_recipe
-from flows.checks.served import inexact_roles
+from flows.checks.servers import inexact_roles
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train

@@ -1,0 +1,183 @@
+"""Checks servers: models that rewards ask, devices shared with a trainer, and stages that cannot
+promise the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engines.sglang.options import check_options, check_parallel
+from flows.checks.engines import model_config
+from flows.explain import nearest
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from infra.cuda import has_cuda
+from infra.errors import InputError
+from tasks.served.roles import ServedRole
+from tasks.stage import RoleResources
+
+
+def served_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    for stage in plan:
+        for name, role in stage.roles.items():
+            yield from _of_role(recipe, stage, role, stage.resources.of_role(name))
+    yield from _unknown_roles(recipe, plan)
+
+
+def inexact_roles(stage: PlannedStage) -> Iterator[str]:
+    """Why a stage's served rewards may not give the same bits in any batch."""
+    for name, role in stage.roles.items():
+        if role.reads_outputs:
+            yield (
+                f"stage {stage.name}: what role {name} computes of a prompt (choices, or outputs of"
+                " a head) was not tested to be batch-invariant"
+            )
+
+
+def _of_role(
+    recipe: Recipe, stage: PlannedStage, role: ServedRole, resources: RoleResources
+) -> Iterator[str]:
+    where = f"stage {stage.name}: role {role.name}: served."
+    try:
+        check_options(role.fleet.sglang, is_role=True)
+        check_parallel(role.fleet.sglang, resources.tp_per_server)
+    except InputError as error:
+        yield f"{where}{error}"
+    if role.fleet.external:
+        yield (
+            f"{where}fleet.external: servers that are not ours would get the weights of `model`;"
+            " leave it out: servers of its own are started"
+        )
+    stated = recipe.resources.devices
+    if resources.device and stated is not None:
+        kinds = [each.kind for each in (stated, *recipe.resources.other_devices) if each.kind]
+        if resources.device not in kinds:
+            yield (
+                f"stage {stage.name}: resources: roles.{role.name}.device is {resources.device!r},"
+                f" and resources name {', '.join(kinds) or 'no kind'}: write `kind` in"
+                " resources.devices or other_devices, or change it"
+            )
+
+
+def _unknown_roles(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """Resources of roles that nothing has; those of `default` may be of any stage."""
+    every = dict.fromkeys(name for stage in plan for name in stage.roles)
+    for name in recipe.resources.default.roles:
+        if name not in every:
+            yield f"resources.default.roles.{name}: {_no_role(name, list(every))}"
+    for stage in plan:
+        named = recipe.resources.stages.get(stage.name)
+        for name in named.roles if named is not None else ():
+            if name not in stage.roles:
+                at = f"resources.stages.{stage.name}.roles.{name}"
+                yield f"{at}: {_no_role(name, list(stage.roles))}"
+
+
+def _no_role(name: str, roles: list[str]) -> str:
+    known = f"roles are {', '.join(roles)}" if roles else "no reward asks a served model"
+    return f"no such role; {known}{nearest(name, roles)}"
+
+
+def sharing_problems(stage: PlannedStage) -> Iterator[str]:
+    """Of a stage that both trains and generates; `share` says nothing to others."""
+    resources, policy = stage.resources, stage.spec.policy
+    if not resources.share or policy is None:
+        return
+    where = f"stage {stage.name}: `share: true` in its resources"
+    if stage.spec.samples_beside_training:
+        yield (
+            f"{where} has trainer and servers take turns, and with max_staleness above 0 they work"
+            " at the same time: set `max_staleness: 0`, or `share: false`"
+        )
+    if policy.fleet.external:
+        yield (
+            f"{where} puts servers to sleep, and fleet.external names servers that are not ours:"
+            " leave it out, or set `share: false`"
+        )
+    if policy.fleet.sglang.get("enable_memory_saver") is False:
+        yield (
+            f"{where} needs fleet.sglang.enable_memory_saver on GPUs: leave it out, or set"
+            " `share: false`"
+        )
+    if resources.weights.transport == "disk_delta":
+        yield (
+            f"{where} has servers forget their weights, and weights.transport `disk_delta` sends"
+            " what changed: set it to `auto`, as both are on one host, or set `share: false`"
+        )
+    ranks = resources.trainer.world_size + (stage.critic.world_size if stage.critic else 0)
+    needed = resources.servers * resources.tp_per_server
+    if needed > ranks:
+        yield (
+            f"{where} puts its servers on the devices of its ranks, which are {ranks}; servers x"
+            f" tp_per_server may be at most that and is {needed}: lower one of them, raise the"
+            " trainer's layout, or set `share: false`"
+        )
+
+
+# The only values with which a request's bits were measured to be independent of its batch.
+_MEASURED = {
+    "attention_backend": ("torch_native",),
+    "device": ("cpu",),
+    "dtype": ("float32", "bfloat16"),
+    "enable_deterministic_inference": (True,),
+    "sampling_backend": ("pytorch",),
+}
+_NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+NOT_HERE = (
+    "determinism: auto is `close` here: this host has a GPU, and no GPU kernel was tested to give"
+    " the same bits again"
+)
+
+
+def determinism_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """Why the recipe cannot promise the bits that it does promise."""
+    is_exact = recipe.determinism == "exact" or (recipe.determinism == "auto" and not has_cuda())
+    if is_exact:
+        yield from (f"{line}; set `determinism: close`" for line in inexact(recipe, plan))
+
+
+def determinism_notes(recipe: Recipe) -> Iterator[str]:
+    if recipe.determinism == "auto" and has_cuda():
+        yield NOT_HERE
+
+
+def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """A line for each reason why a stage that was killed may not end bit-identical.
+
+    The promise is for stages that run where there is no GPU: no kernel of one was measured.
+    """
+    if has_cuda():
+        yield (
+            "this host has a GPU, and no GPU kernel was tested (an empty CUDA_VISIBLE_DEVICES"
+            " keeps everything on the CPU)"
+        )
+    config = model_config(recipe.base) or {}
+    routed = any(config.get(name) for name in _EXPERTS)
+    for stage in plan:
+        if stage.spec.fleet is None:
+            continue
+        if stage.spec.samples_beside_training:
+            yield (
+                f"stage {stage.name}: with max_staleness above 0 the clock decides which rollouts a"
+                " step takes"
+            )
+        if routed:
+            yield f"stage {stage.name}: products of routed experts depend on the batch"
+        for fleet in (stage.spec.fleet, *(role.fleet for role in stage.roles.values())):
+            for name in _unproven(fleet.sglang):
+                yield (
+                    f"stage {stage.name}: fleet.sglang.{name} was not tested to be batch-invariant"
+                )
+        yield from inexact_roles(stage)
+
+
+def _unproven(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        is_other = name in _MEASURED and value not in _MEASURED[name]
+        is_lossy = name.startswith(_NEVER_MEASURED) and value not in (None, False, "auto")
+        if is_other or is_lossy:
+            yield name

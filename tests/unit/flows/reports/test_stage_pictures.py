@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from flows.reports.charts import curve_chart, curve_table
+from flows.reports.charts import curve_table
 from flows.reports.timeline_chart import idle_shares, timeline_picture
 from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline
 from infra.trace_file import TRACE_FILE, read_trace, write_trace
@@ -92,15 +91,6 @@ def test_of_a_long_stage_the_last_steps_are_drawn(tmp_path: Path) -> None:
     assert page.count("<rect") == 80
     assert "80 s</text>" in page
     assert "trainer 50%" in page
-
-
-def test_a_curve_is_drawn_with_its_domains_beside_the_training_samples() -> None:
-    chart = curve_chart(CURVE)
-    assert "held out: a&amp;b" in chart
-    lines = re.findall(r'points="([^"]+)"', chart)
-    # x: 40 + 850 x step / 4; y: 196 - 186 x outcome / 0.5
-    assert lines == ["252.5,149.5 465.0,103.0 890.0,10.0", "40.0,103.0 890.0,56.5"]
-    assert curve_chart(Curve()) == "<p>none</p>"
 
 
 def test_the_table_names_steps_scores_and_what_was_not_finished() -> None:

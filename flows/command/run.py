@@ -60,7 +60,7 @@ def start_rounds(
     console: Console,
 ) -> int:
     """Add rounds of self-distillation to one expert; 0 also if there is nothing to do."""
-    from flows.round_series import NotDue
+    from flows.running.new_run import NotDue
 
     arguments = {"expert": expert, "rounds": rounds}
     loaded = load_recipe(recipe, changes)

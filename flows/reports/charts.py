@@ -1,5 +1,5 @@
-"""Gives the page its curves: what each stage's figures were by step, and scaling at test time; and a
-table of what a policy scored while it trained.
+"""Gives the page its curves: each stage's figures by step, and scaling at test time; tabulates what a
+policy scored while it trained.
 """
 
 from __future__ import annotations

@@ -1,24 +1,34 @@
-"""Puts a new run of any flow on record, with each model of a hub at one commit; continues one only
-with the same parameters.
+"""Puts a new run of any flow on record, with each model of a hub at one commit; goes on with a
+series of rounds; continues a run only with the same parameters.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from flows.catalog import DISTILL_ROUNDS
 from flows.diff import differences, listed
-from flows.distill_rounds import written
+from flows.distill_rounds import (
+    FLOW,
+    Earlier,
+    earlier_rounds,
+    plan_distill_rounds,
+    rounds_by,
+    why_over,
+    written,
+)
 from flows.load import validate_recipe
 from flows.page.form import Asked
+from flows.plan import EVALUATE
 from flows.recipe import Recipe
-from flows.round_series import Due, next_rounds
-from flows.running.records import RunEntry, RunHead, RunRecord, store_of
-from flows.running.run_lock import one_at_a_time
+from flows.reports.report import read_scores
+from flows.running.records import RunEntry, RunHead, RunRecord, StageRecord, runs_of, store_of
+from flows.running.run_lock import is_running, one_at_a_time
 from infra.errors import InputError
 from infra.home import home
 from infra.hub import hub_name, is_hub_name, pinned
@@ -189,3 +199,72 @@ def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str,
             f" record, so the change would have no effect:\n{listed(found)}\n"
             "Start a new run for the change: `tributary run RECIPE`, or Run on Prefect's page"
         )
+
+
+State = Literal["Skipped", "Over"]
+_START_SECONDS = 300.0
+"""what a run that is on record may take to be worked on: it may wait for its flow's process"""
+
+
+class NotDue(Exception):
+    """A trigger that has nothing to do; `state` is what Prefect's page calls it."""
+
+    def __init__(self, state: State, why: str) -> None:
+        super().__init__(why)
+        self.state = state
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a new run is to do."""
+
+    arguments: Mapping[str, Any]
+    """the flow's, in addition to the recipe"""
+    stages: Sequence[StageRecord] = ()
+    """of earlier runs, which it finds as these made them"""
+
+
+def next_rounds(recipe: Recipe, arguments: Mapping[str, Any]) -> Due:
+    """Those after the newest.
+
+    Raises NotDue while an earlier trigger still works on this expert's rounds, and once the series
+    is at its end.
+    """
+    expert = str(arguments["expert"])
+    if running := _running(recipe, expert):
+        raise NotDue(
+            "Skipped",
+            f"run {running} still works on the rounds of {expert}; the next trigger goes on from"
+            " what it makes",
+        )
+    earlier = earlier_rounds(recipe, expert)
+    if why := _why_over(recipe, expert, earlier):
+        raise NotDue(
+            "Over",
+            f"the rounds of {expert} are at their end: {why}. Change `rounds` in the recipe to go"
+            " on, or switch the schedule off",
+        )
+    return Due({**arguments, "after": earlier.rounds}, list(earlier.stages.values()))
+
+
+def _running(recipe: Recipe, expert: str) -> str:
+    """The run that works on this expert's rounds now, or is about to; empty if there is none."""
+    for record in runs_of(recipe.name, store_of(recipe.storage)):
+        if is_running(record.run) or _is_about_to_start(record):
+            head = record.head()
+            if head.flow == FLOW and head.arguments["expert"] == expert:
+                return record.run
+    return ""
+
+
+def _is_about_to_start(record: RunRecord) -> bool:
+    age = time.time() - record.head().created
+    return age < _START_SECONDS and record.state().state == "pending"
+
+
+def _why_over(recipe: Recipe, expert: str, earlier: Earlier) -> str:
+    if earlier.run is None:
+        return ""
+    scores = read_scores(earlier.run, earlier.run.stage(EVALUATE))
+    plan = plan_distill_rounds(recipe, expert, earlier.rounds)
+    return why_over(rounds_by(recipe, expert, plan, scores), recipe.rounds)

@@ -38,10 +38,9 @@ from flows.page.form import Asked
 from flows.plan import PlannedStage
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
-from flows.round_series import NotDue
 from flows.running.chosen_stages import require_stored
 from flows.running.finish import conclude, message_of, publish, shown_name, shown_tags
-from flows.running.new_run import new_run, require_same
+from flows.running.new_run import NotDue, new_run, require_same
 from flows.running.open import open_run, stop_run
 from flows.running.prefect_api import RUN_LABEL
 from flows.running.records import RunRecord, check_name, find_run

@@ -23,8 +23,7 @@ from flows.distill_rounds import (
 from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
-from flows.round_series import NotDue
-from flows.running.new_run import new_run
+from flows.running.new_run import NotDue, new_run
 from flows.running.records import RunRecord, RunState, StageRecord, find_run
 from flows.running.run_lock import working_on
 from infra.errors import InputError

@@ -1,6 +1,4 @@
-"""Gives the page its curves: each stage's figures by step, and scaling at test time; tabulates what a
-policy scored while it trained.
-"""
+"""Gives the page its curves, by step and at test time; tabulates what a policy scored."""
 
 from __future__ import annotations
 

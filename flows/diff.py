@@ -13,8 +13,7 @@ from flows.catalog import plan_of
 from flows.explain import nearest
 from flows.load import is_recipe, load_recipe, set_field, shipped_recipes, validate_recipe
 from flows.plan import PlannedStage
-from flows.planned_digests import planned_identities
-from flows.reasons import DELETED, Change, Part, changes, identity_of
+from flows.reasons import DELETED, Change, Part, changes, identity_of, planned_identities
 from flows.recipe import Recipe
 from flows.running.records import RunRecord, find_run, has_run, run_entries
 from infra.config import Config

@@ -1,27 +1,47 @@
-"""Why a stage is not cached: how it differs from what the newest run of this recipe made under the
-stage's name. What other recipes made is not compared with it.
-"""
+"""Computes the digests of a plan before anything runs, and says why a stage is not cached."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from flows.plan import PlannedStage
-from flows.planned_digests import planned_identities
 from flows.recipe import Recipe
 from flows.running.records import runs_of, store_of, warn_once
-from infra.code.identity import CodeIdentity
+from infra.code.identity import CodeIdentity, LookedUp
 from infra.errors import CorruptArtifact, DamagedRecord
-from infra.home import home
+from infra.home import SOURCE_ROOT, home
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
-from infra.user_files import install_hooks, read_hooks
-from tasks.durable.identity import StageIdentity
+from infra.user_files import InstalledFiles, install_hooks, read_hooks
+from tasks.durable.identity import StageIdentity, stage_identity
+
+
+def planned_identities(
+    plan: Iterable[PlannedStage],
+    user: InstalledFiles | None = None,
+    *,
+    root: Path = SOURCE_ROOT,
+    looked_up: LookedUp | None = None,
+    taken_as: Callable[[PlannedStage, StageIdentity], StageIdentity] | None = None,
+) -> dict[str, StageIdentity]:
+    """By stage name. `taken_as` says which result counts for a stage, if it is another's. Raises
+    InputError as `stage_identity` does."""
+    found: dict[str, StageIdentity] = {}
+    looked_up = looked_up or LookedUp()
+    digests: dict[str, str] = {}
+    for stage in plan:
+        inputs = {role: digests[source] for role, source in stage.inputs.items()}
+        identity = stage_identity(stage.spec, inputs, user, root=root, looked_up=looked_up)
+        found[stage.name] = taken_as(stage, identity) if taken_as else identity
+        digests[stage.name] = found[stage.name].digest
+    return found
+
 
 RUNS = 10
 """how many runs are looked at, newest first"""

@@ -1,14 +1,21 @@
-"""The report as one self-contained page; what it says in short is also the run's markdown."""
+"""Writes the report as one self-contained page, with how to make the run again.
+
+What it says in short is also the run's markdown.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flows.distill_rounds import table_of_rounds
 from flows.plan import EVALUATE, PlannedStage
+from flows.recipe import Recipe
 from flows.reports.charts import charts_of, curve_table, scaling_charts
 from flows.reports.outcome import outcome_of, score_tables, state_line, task_tables, warning_lines
 from flows.reports.pipeline_chart import RiverStage, river
@@ -23,11 +30,11 @@ from flows.reports.report import (
     task_table,
     training_table,
 )
-from flows.reports.reproduce import origin_of
 from flows.reports.samples import read_pieces, read_samples, sample_set
 from flows.reports.stage_view import WHAT, StageView, counted, failure_of, seconds_of, stage_views
 from flows.reports.timeline_chart import timeline_picture
-from flows.running.records import RunRecord
+from flows.running.chosen_stages import chosen_of
+from flows.running.records import RunHead, RunRecord
 from infra.home import home
 from infra.shown_text import markdown_text
 
@@ -159,3 +166,63 @@ def _markdown_rounds(report: Report) -> list[str]:
 def _markdown_curves(report: Report) -> list[str]:
     header, rows = curve_table(report.curves)
     return ["#### Scores while training", markdown_table(header, rows)] if rows else []
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the artifacts of a run were made by."""
+
+    recipe: str
+    """YAML; fields at their default are left out"""
+    seed: int
+    commands: Sequence[str]
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    machine: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_dirty: bool = False
+    """some stage was made with files that no commit has"""
+
+
+def origin_of(head: RunHead, recipe: Recipe, views: Sequence[StageView]) -> Origin:
+    made = [view.manifest for view in views if view.manifest is not None]
+    newest = max(made, key=lambda manifest: manifest.created, default=None)
+    code: Mapping[str, Any] = newest.code if newest else {}
+    commit = str(code.get("commit") or "")
+    written = recipe.model_dump(mode="json", exclude_defaults=True)
+    versions = {"tributary": str(code.get("version", ""))} if newest else {}
+    return Origin(
+        recipe=yaml.safe_dump(written, sort_keys=False, allow_unicode=True),
+        seed=recipe.seed,
+        commands=_commands(head, recipe, commit),
+        versions=versions | dict(newest.libraries if newest else {}),
+        machine=newest.machine if newest else {},
+        is_dirty=any(manifest.code.get("dirty") for manifest in made),
+    )
+
+
+def _commands(head: RunHead, recipe: Recipe, commit: str) -> list[str]:
+    checkout = [f"git checkout {commit[:12]}", "make install"] if commit else ["make install"]
+    file = f"{recipe.name}.yaml"
+    given = head.arguments
+    match head.flow:
+        case "post-train":
+            run = f"tributary run {file}{_of_stages(given)}"
+        case "expert":
+            run = f"tributary run {file} --expert {given['name']}{_of_stages(given)}"
+        case "distill-rounds":
+            rounds = int(given.get("after", 0)) + int(given["rounds"])  # of a home without any
+            run = f"tributary rounds {file} --expert {given['expert']} --rounds {rounds}"
+        case "replay":
+            run = f"tributary replay {given['stage']} --run {head.run}"
+        case _:  # `evaluate`, which has a form alone
+            models = ", ".join(f"{name}={folder}" for name, folder in given["models"].items())
+            run = f"tributary up  # then the form of `{head.flow}`: this recipe, models {models}"
+    return [*checkout, run, f"tributary report {head.run} --open"]
+
+
+def _of_stages(arguments: Mapping[str, Any]) -> str:
+    """The options by which a run did some of its stages."""
+    chosen = chosen_of(arguments)
+    one = {"from": chosen.from_stage, "until": chosen.until_stage, "only": chosen.only_stage}
+    options = [f" --{name} {stage}" for name, stage in one.items() if stage]
+    options += [f" --force {stage}" for stage in chosen.force_stages]
+    return "".join([*options, " --accept-code" if chosen.accept_code else ""])

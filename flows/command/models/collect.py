@@ -22,7 +22,7 @@ from rich.console import Console
 from flows.catalog import plan_of
 from flows.command.artifacts import locate_artifact, made_by
 from flows.command.output import print_json, text_table
-from flows.planned_digests import planned_identities
+from flows.reasons import planned_identities
 from flows.running.records import RunHead, RunRecord, store_to_show
 from infra.errors import DamagedRecord, InputError, TributaryError
 from infra.home import home

@@ -17,7 +17,7 @@ from flows.command.top import show_top
 from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
 from flows.plan import EVALUATE, PlannedStage
-from flows.planned_digests import planned_identities
+from flows.reasons import planned_identities
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
 from infra.store.manifest import Manifest

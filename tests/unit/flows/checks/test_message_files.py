@@ -14,8 +14,8 @@ from flows.checks.recipe import cautions, check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.plan import PlannedStage
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.sft.spec import SftSpec

@@ -11,8 +11,8 @@ import yaml
 from flows.checks.recipe import check_recipe
 from flows.load import load_recipe, validate_recipe
 from flows.plan import PlannedStage, versions_of
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.distill.spec import DistillSettings

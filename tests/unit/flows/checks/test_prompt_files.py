@@ -16,8 +16,8 @@ from engines.types import Message, Problem, Status, Transcript
 from flows.checks.data import seen_before_cautions
 from flows.checks.recipe import cautions, check_recipe, notes
 from flows.load import load_recipe
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from flows.recipe import Recipe
 from flows.running.records import store_at
 from infra.code.digest import digest_of

@@ -13,8 +13,8 @@ from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import Findings, TrialRequest
 from flows.command.declared import models as cli
 from flows.load import load_recipe
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
 from tasks.rl.spec import RlSettings

@@ -11,8 +11,8 @@ from flows.checks.memory.fit import memory_problems, planned_memory
 from flows.checks.recipe import check_recipe
 from flows.checks.servers import inexact_roles
 from flows.load import load_recipe
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tests.parts.reward_models import with_head

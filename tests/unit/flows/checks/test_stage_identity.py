@@ -13,8 +13,8 @@ import yaml
 
 from flows.load import load_recipe
 from flows.plan import PlannedStage
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from infra.code.definitions import ALL as WHOLE_MODULE
 from infra.code.identity import LookedUp
 from infra.errors import InputError

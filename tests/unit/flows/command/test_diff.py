@@ -11,8 +11,8 @@ import pytest
 from flows.command.main import main
 from flows.diff import MISSING, Diff, Difference, compare_sides, differences, side_of
 from flows.load import load_recipe
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import planned_identities
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, StageRecord, store_of
 from infra.store.artifacts import ArtifactStore

@@ -10,9 +10,8 @@ import pytest
 
 from flows.command.main import main
 from flows.load import load_recipe
-from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
-from flows.reasons import made_by_other_code, stage_reasons
+from flows.reasons import made_by_other_code, planned_identities, stage_reasons
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages, narrowed
 from flows.running.new_run import new_run

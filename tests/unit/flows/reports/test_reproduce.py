@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.load import load_recipe
-from flows.reports.reproduce import origin_of
+from flows.reports.page import origin_of
 from flows.running.records import RunHead
 
 pytestmark = pytest.mark.unit

@@ -13,7 +13,7 @@ from flows.command.main import main
 from flows.load import load_recipe
 from flows.page.form import Asked
 from flows.plan import PlannedStage
-from flows.planned_digests import planned_identities
+from flows.reasons import planned_identities
 from flows.running.chosen_stages import ChosenStages, require_stored
 from flows.running.new_run import require_same
 from flows.running.records import RunHead, store_of

@@ -25,7 +25,7 @@ TOKENS = 1024
 STEPS_A_CHECKPOINT = 10
 
 
-@grows("the report of a long run", "steps", (50, 200, 800), cpu_s=HISTORY, memory=HISTORY)
+@grows("the report of a long run", "steps", (100, 400, 1_600), cpu_s=HISTORY, memory=HISTORY)
 def report(size: int, meter: Meter) -> None:
     meter.apart(lambda: _finished(size, meter.folder))
     record = find_run()

@@ -17,8 +17,8 @@ from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
 from infra.home import home
 from infra.secret_references import written_secrets
-from tasks.model_folder.location import beside
-from tasks.served.named import is_stage
+from tasks.model_folder.files import beside
+from tasks.served.roles import is_stage
 
 SHIPPED = Path(__file__).parent / "recipes"
 

@@ -26,8 +26,7 @@ from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.place import AdmittedBy, Place
 from tasks.registry import is_own, spec_of
-from tasks.served.named import is_stage
-from tasks.served.roles import ServedRole, served_roles
+from tasks.served.roles import ServedRole, is_stage, served_roles
 from tasks.served.spec import ServedSettings, ServedSpec
 from tasks.stage import StageResources, StageSpec
 

@@ -141,7 +141,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_steps": "spec",
     },
     "tasks/series.py:Series": {"_names": "spec", "_points": "state.json"},
-    "tasks/rl/sums.py:Sums": dict.fromkeys(
+    "tasks/rl/counts.py:Sums": dict.fromkeys(
         ("count", "total", "most", "first", "last"), "state.json"
     ),
     "tasks/rl/counts.py:RlCounts": {"_rollouts": "state.json", "_groups": "state.json"},

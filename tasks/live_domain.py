@@ -21,8 +21,7 @@ from rewards.registry import build as build_reward
 from rewards.rubric import Rubric, Term
 from rewards.served.build import build_served
 from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
-from tasks.served.role_clients import RoleClients
-from tasks.served.roles import role_name
+from tasks.served.roles import RoleClients, role_name
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engines.sglang.servers.server_units import TrainerDevices
     from infra.store.stage_warning import StageWarning
     from tasks.live_domain import OpenDomain
-    from tasks.served.role_clients import RoleClients
+    from tasks.served.roles import RoleClients
 
 NOTE_SECONDS = 1.0
 """most work of a sweep that a kill repeats"""

@@ -22,7 +22,7 @@ from tasks.resources import (
     read_fitting_rows,
 )
 from tasks.rollout_workers.rollers import Rollers
-from tasks.served.role_clients import RoleClients
+from tasks.served.roles import RoleClients
 from tasks.stage import StageContext
 
 

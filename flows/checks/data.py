@@ -31,7 +31,7 @@ from infra.store.manifest import Manifest
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.message_files.spec import MessageFiles
-from tasks.model_folder.location import local_folder
+from tasks.model_folder.files import local_folder
 from tasks.sft.spec import SftSpec
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from flows.explain import nearest
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.home import home
-from tasks.model_folder.location import expanded
+from tasks.model_folder.files import expanded
 
 _IMPOSSIBLE = (errno.ENOENT, errno.ENOTDIR)
 """below a file, or where the kernel alone makes files"""

@@ -45,8 +45,7 @@ from infra.store.evicted import evict, hold, limit_bytes
 from infra.tracking.aliases import aliased_artifact
 from tasks.durable.claims import Claims
 from tasks.durable.protocol import job_path
-from tasks.model_folder.files import ModelFiles
-from tasks.model_folder.location import beside
+from tasks.model_folder.files import ModelFiles, beside
 from tasks.registry import SPECS, is_own
 
 

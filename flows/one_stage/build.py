@@ -37,7 +37,7 @@ from infra.data_files.files import find_files
 from infra.errors import InputError
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
-from tasks.model_folder.location import beside
+from tasks.model_folder.files import beside
 
 BATCH_SIZE = 16
 STEPS = {"sft": 200, "rl": 100}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.reports.stage_view import StageView
-from tasks.evaluate.scaling import Lines, Scaling, ScalingPoint
+from tasks.evaluate.statistics import Lines, Scaling, ScalingPoint
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.series import Points
 

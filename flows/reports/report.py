@@ -25,8 +25,7 @@ from infra.shown_text import markdown_cell
 from infra.store.artifacts import ArtifactStore
 from infra.store.stage_warning import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
-from tasks.evaluate.scaling import Scaling
-from tasks.evaluate.statistics import judged_in_both
+from tasks.evaluate.statistics import Scaling, judged_in_both
 from tasks.evaluate.statistics import mean as mean_of
 from tasks.lm_eval.spec import TASK_SCORES_FILE
 from tasks.rl.curve import CURVE_FILE, Curve

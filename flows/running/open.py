@@ -24,8 +24,7 @@ from infra.store.artifacts import ArtifactStore
 from infra.tracking.tracker import Tracker
 from infra.user_files import install_hooks, read_hooks
 from tasks.durable.attempts import RunPlace
-from tasks.durable.launch import Launcher, LocalLauncher
-from tasks.durable.ray_launch import RayLauncher
+from tasks.durable.launch import Launcher, LocalLauncher, RayLauncher
 
 # Two spinning OpenMP pools on two cores slow each other many times over.
 THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}

@@ -11,20 +11,24 @@ A problem is admitted if
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from curricula.admissible import Admissible
 from engines.rollout.protocols import Judge
-from engines.types import Environment, Message, Problem
+from engines.rollout.records.note_writer import NoteWriter
+from engines.types import Environment, Message, Problem, Split
 from infra.config import Config
 from infra.errors import InputError, TributaryError
-from tasks.admit.play import Played, play
-from tasks.admit.policies import NOTHING, Policy, act_at_random, looks, say, words_of
+from infra.store.retention import NoteKind
+from tasks.admit.play import NOTHING, Played, Policy, act_at_random, looks, play, say, words_of
+from tasks.resources import NOTE_SECONDS
+from tasks.stage import Checkpoints
 
 CONCURRENT = 4
 """problems at a time"""
@@ -252,3 +256,45 @@ def _difference(first: Played, second: Played) -> str:
 def _plain(text: str) -> str:
     """Without regard to white space and case: a leak need not be to the letter."""
     return "".join(text.split()).lower()
+
+
+_KIND: NoteKind = "findings"
+Key = tuple[str, str]
+"""a domain's name and a split"""
+
+
+@dataclass(slots=True)
+class FindingJournal:
+    """Of one stage."""
+
+    _writer: NoteWriter[dict[str, Any]]
+    _known: dict[Key, dict[str, list[Refusal]]] = field(
+        default_factory=dict[Key, dict[str, list[Refusal]]]
+    )
+
+    @classmethod
+    async def open(cls, checkpoints: Checkpoints) -> Self:
+        """With what earlier attempts found."""
+        journal = cls(NoteWriter(checkpoints, _KIND, _encode, NOTE_SECONDS))
+        for piece in await asyncio.to_thread(checkpoints.notes, _KIND, 0, 0):
+            for raw in json.loads(piece):
+                of = journal._known.setdefault((raw["domain"], raw["split"]), {})
+                of[raw["id"]] = [Refusal(cause, text) for cause, text in raw["refusals"]]
+        return journal
+
+    def known(self, domain: str, split: Split) -> Mapping[str, Sequence[Refusal]]:
+        """By problem."""
+        return self._known.get((domain, split), {})
+
+    def keep(self, domain: str, split: Split, found: Finding) -> None:
+        refusals = [(refusal.cause, refusal.text) for refusal in found.refusals]
+        piece = {"domain": domain, "split": split, "id": found.problem.id, "refusals": refusals}
+        self._writer.keep(0, piece)
+
+    async def flush(self) -> None:
+        """All that was kept so far is durable, or the store's error is raised."""
+        await self._writer.flush()
+
+
+def _encode(pieces: Sequence[dict[str, Any]]) -> bytes:
+    return json.dumps(list(pieces)).encode()

@@ -15,8 +15,7 @@ from engines.draws import draw_demonstrations, draw_problems
 from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
 from engines.types import Curriculum, Problem, Split
 from infra.errors import TrainingStopped
-from tasks.admit.admission import CAUSES, Finding, admit
-from tasks.admit.findings import FindingJournal
+from tasks.admit.admission import CAUSES, Finding, FindingJournal, admit
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE, AdmitSpec
 from tasks.live_domain import OpenDomain, open_domain
 from tasks.resources import read_rows, unless_stopped

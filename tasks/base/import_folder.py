@@ -10,7 +10,7 @@ from infra.errors import InputError
 from infra.hub import is_hub_name, snapshot
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.report import report_model
-from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors, weight_files
+from tasks.model_folder.tensors import StoredTensor, stored_tensors, weight_files
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model", "README.md", "LICENSE")
 """ends of the names of files to copy besides the weights; other weight formats are not copied"""

@@ -29,7 +29,7 @@ from infra.user_files import InstalledFiles
 from tasks.domain import CurriculumSpec
 from tasks.lm_eval.spec import LmEvalSettings
 from tasks.message_files.spec import MessageFiles
-from tasks.model_folder.location import expanded
+from tasks.model_folder.files import expanded
 from tasks.registry import module_of, name_of
 from tasks.stage import StageSpec
 

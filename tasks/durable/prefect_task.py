@@ -29,8 +29,7 @@ from infra.shown_text import markdown_block, markdown_code, markdown_text
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageLetGo, StageStopped
 from tasks.durable.launch import title_of
-from tasks.durable.outcome import outcome_of
-from tasks.durable.protocol import JobWatcher
+from tasks.durable.protocol import JobWatcher, outcome_of
 
 PROGRESS_SECONDS, MOST_PROGRESS_SECONDS, PROGRESS_SHARE = 2.0, 60.0, 0.02
 """between two versions of a running stage's artifact: at first, at most, and of what it has run.

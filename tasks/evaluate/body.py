@@ -21,9 +21,9 @@ from tasks.evaluate.cells import (
     roll_cells,
     scaling_of,
     scores_of,
+    warnings_of,
 )
 from tasks.evaluate.earlier import ModelResults, earlier_results, keep_results
-from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
 from tasks.sampling import open_sampling

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engines.draws import draw_problems
+from engines.rollout.bounds import way_out
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.metrics import most_frequent_reason, share, verdict
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
-from tasks.evaluate.scaling import CUTTABLE, Lines, Scaling, ScalingPoint, by_samples, by_turns
+from infra.errors import TrainingStopped
+from infra.store.stage_warning import StageWarning
 from tasks.evaluate.spec import NOTHINK, EvaluateSpec
 from tasks.evaluate.statistics import (
+    CUTTABLE,
+    Lines,
+    Scaling,
+    ScalingPoint,
     best_of,
+    by_samples,
+    by_turns,
     interval,
     mean,
     powers_of_two,
@@ -25,6 +34,7 @@ from tasks.evaluate.statistics import (
     standard_error,
     verdicts,
 )
+from tasks.verdicts import none_judged
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
@@ -273,3 +283,44 @@ def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
         turns=[[turns_of(r) for r in group] for group in groups],
         most_turns=cell.most_turns,
     )
+
+
+FEWEST = 8
+"""verdicts that a domain's rewards must have failed, of as many, to be at fault"""
+
+
+def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
+    """By model and domain. Raises TrainingStopped where a domain's rewards failed every time that
+    they were asked, whatever the model, and where nothing has a score."""
+    by_domain: defaultdict[str, list[CellResult]] = defaultdict(list)
+    for result in results:
+        by_domain[result.domain].append(result)
+    has_scores = any(result.score is not None for result in results)
+    for domain, cells in by_domain.items():
+        failed, asked = sum(c.failed for c in cells), sum(c.asked for c in cells)
+        if 0 < failed == asked and (failed >= FEWEST or not has_scores):
+            why = next(cell.failure for cell in cells if cell.failure)
+            raise TrainingStopped(none_judged(domain, failed, why, ", so there is no score"))
+    if not has_scores:
+        raise TrainingStopped("no rollout of any model got a verdict, so there is no score")
+    for domain, cells in by_domain.items():
+        if all(cell.truncated_share == 1 for cell in cells):
+            yield StageWarning(
+                what=f"every rollout of every model in {domain} was cut off, so each scores 0",
+                cause="the limit of tokens, turns or context is below what an answer takes",
+                advice=f"raise `max_new_tokens` or `max_turns` of {domain}",
+                figures={"rollouts": sum(cell.rollouts for cell in cells)},
+            )
+    for result in results:
+        if result.failed:
+            left = "" if result.score is None else "; the score is of the others"
+            yield StageWarning(
+                what=f"{result.failed} of {result.asked} verdicts on {result.model} in"
+                f" {result.domain} ({_HOW[result.kind]}) failed{left}",
+                cause=result.failure,
+                advice=f"{way_out(result.failure).lower()}, and evaluate again",
+                figures={"failed": result.failed, "asked": result.asked},
+            )
+
+
+_HOW = {"score": "temperature 1", "greedy": "greedy"}

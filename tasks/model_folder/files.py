@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engines.chat.folder import check_sizes
 from infra.errors import InputError
+from infra.hub import fsspec_url, is_hub_name
+from infra.secret_references import plain_address
 from infra.store.errors import explain
-from tasks.model_folder.location import expanded, local_folder
 
 _WANTED = (
     "give a folder with config.json, tokenizer.json and safetensors, or a model of the Hub as"
@@ -29,6 +30,8 @@ class ModelFiles:
 
     def __init__(self, url: str) -> None:
         import fsspec
+
+        from engines.chat.folder import check_sizes
 
         self.url = url
         try:
@@ -114,3 +117,30 @@ class ModelFiles:
 
 def _denied(error: OSError) -> str:
     return f"{error.strerror}; let this user read it (chmod)"
+
+
+def expanded(folder: str) -> str:
+    """What fsspec opens: `~` and environment variables filled in, a hub's revision made a commit.
+
+    Raises InputError, StorageError for a model that the hub does not give."""
+    if is_hub_name(folder):
+        return fsspec_url(folder)
+    return os.path.expanduser(os.path.expandvars(plain_address(folder)))
+
+
+def local_folder(folder: str) -> Path | None:
+    """Where the folder is on this machine; None for one that is elsewhere."""
+    if is_hub_name(folder):
+        return None
+    path = expanded(folder)
+    if path.startswith("file://"):
+        return Path(path.removeprefix("file://"))
+    return None if "://" in path else Path(path)
+
+
+def beside(folder: str, recipe: Path) -> str:
+    """A relative path made absolute: it is meant relative to the recipe's folder."""
+    if "://" in folder or folder.startswith("$") or is_hub_name(folder):
+        return folder
+    # Links stay: in the cache of a hub they have the names, and what they lead to has none.
+    return os.path.abspath(recipe / Path(folder).expanduser())

@@ -18,8 +18,7 @@ from engines.megatron.convert.dist_folder import is_dist_folder
 from infra.errors import InputError
 from tasks.model_folder.chat import CHAT_FILES, chat_notes, chat_problems
 from tasks.model_folder.files import ModelFiles
-from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors
-from tasks.model_folder.tensors import tensor_problems, unused_tensors
+from tasks.model_folder.tensors import StoredTensor, stored_tensors, tensor_problems, unused_tensors
 
 
 @dataclass(frozen=True, slots=True)

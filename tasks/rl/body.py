@@ -40,7 +40,7 @@ from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
-from tasks.served.role_clients import RoleClients
+from tasks.served.roles import RoleClients
 from tasks.stage import StageContext, Stopped
 
 

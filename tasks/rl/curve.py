@@ -5,11 +5,15 @@ Written into the artifact as `training/curve.json`, and read by the report.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
 
+from engines.rollout.evaluator import Evaluated
+from engines.rollout.metrics import verdict
 from infra.config import Config
+from tasks.evaluate.statistics import mean, problem_means, standard_error
 
 CURVE_FILE = "training/curve.json"
 """of an artifact"""
@@ -50,3 +54,31 @@ class Curve(Config):
         path = folder / CURVE_FILE
         path.parent.mkdir(exist_ok=True)
         path.write_text(self.model_dump_json(indent=1))
+
+
+def score_points(evaluated: Evaluated) -> dict[str, ScorePoint]:
+    """By domain."""
+    points: dict[str, ScorePoint] = {}
+    for domain, groups in evaluated.groups.items():
+        outcomes = [[verdict(rollout.samples[0]) for rollout in group] for group in groups]
+        means = [value for value in problem_means(outcomes) if value is not None]
+        points[domain] = ScorePoint(
+            step=evaluated.step,
+            version=evaluated.version,
+            outcome=mean(means) if means else None,
+            stderr=standard_error(means),
+            problems=len(means),
+            wanted=evaluated.wanted,
+        )
+    return points
+
+
+def point_metrics(points: Mapping[str, ScorePoint]) -> dict[str, float]:
+    """As they go to the tracker."""
+    metrics: dict[str, float] = {}
+    for domain, point in points.items():
+        if point.outcome is not None:
+            metrics[f"eval_outcome_{domain}"] = point.outcome
+            metrics[f"eval_stderr_{domain}"] = point.stderr
+        metrics[f"eval_problems_{domain}"] = float(point.problems)
+    return metrics

@@ -22,11 +22,9 @@ from engines.rollout.records.notes import Notes
 from engines.rollout.records.shown import ShownSteps, first_of
 from engines.sglang.in_flight import ServerUse
 from engines.types import Sample
-from tasks.rl.counts import RlCounts
-from tasks.rl.curve import Curve, ScorePoint
-from tasks.rl.held_out_scores import point_metrics, score_points
+from tasks.rl.counts import RlCounts, Sums
+from tasks.rl.curve import Curve, ScorePoint, point_metrics, score_points
 from tasks.rl.outcome_warnings import warnings_of
-from tasks.rl.sums import Sums
 from tasks.series import Series, thinned
 from tasks.stage import Reporter
 from tasks.updates import Updates

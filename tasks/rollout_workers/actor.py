@@ -18,7 +18,7 @@ from infra.processes.leftovers import temporary_folder
 from infra.user_files import UserFiles, install_hooks
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import open_parts
-from tasks.served.role_clients import RoleClients
+from tasks.served.roles import RoleClients
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tasks.domain import Domain, ScoredDomain
 from tasks.resources import context_length
 from tasks.rollout_workers.actor import WorkerSetup
 from tasks.rollout_workers.ray_worker import RayWorker
-from tasks.served.role_clients import RoleClients
+from tasks.served.roles import RoleClients
 from tasks.stage import StageContext
 
 

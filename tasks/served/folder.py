@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from engines.families.common.tensors import INDEX
 from infra.errors import InputError
 from tasks.model_folder.chat import CHAT_FILES
 from tasks.model_folder.files import ModelFiles
-from tasks.model_folder.stored_tensors import stored_tensors
+from tasks.model_folder.tensors import stored_tensors
 
 
 def served_folder_problems(url: str) -> list[str]:
@@ -51,3 +53,25 @@ def config_of(files: ModelFiles) -> Mapping[str, Any]:
     if not isinstance(config, dict) or not config.get("architectures"):
         raise InputError("config.json: names no `architectures`, by which SGLang finds the model")
     return config
+
+
+_WITH_BIAS = ("Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification")
+_FILE = "score-bias.safetensors"
+_WEIGHT, _BIAS = "score.weight", "score.bias"
+
+
+def add_head_bias(folder: Path) -> None:
+    """Write it into a local copy of a model's folder, if the model needs and lacks it."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = stored_tensors(ModelFiles(str(folder)))
+    if not {*_WITH_BIAS} & {*config["architectures"]} or _WEIGHT not in tensors:
+        return
+    if _BIAS in tensors:
+        return
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    outputs = tensors[_WEIGHT].size[0]
+    save_file({_BIAS: np.zeros(outputs, np.float32)}, folder / _FILE, metadata={"format": "pt"})
+    file_of = {name: tensor.file for name, tensor in tensors.items()} | {_BIAS: _FILE}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
+from infra.hub import is_hub_name
 from rewards.served.build import REWARD_MODEL
 from tasks.domain import Domain, RewardSpec, ScoredDomain
+
+if TYPE_CHECKING:
+    from engines.sglang.roles.address import RoleAddress
+    from engines.sglang.roles.role_client import RoleClient
+
 
 INPUT = "role."
 """what the names of a stage's inputs begin with that are such models; no other name has a dot"""
@@ -91,3 +99,40 @@ def _asked(domain: AnyDomain) -> Iterator[ServedRole]:
 
 def _said(role: ServedRole) -> str:
     return f"{'a reward model' if role.has_head else 'a judge'}, {role.model},"
+
+
+_STAGE = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def is_stage(model: str) -> bool:
+    """Whether a served model is named as a stage of the recipe, and not by its folder."""
+    return not is_hub_name(model) and _STAGE.fullmatch(model) is not None
+
+
+class RoleClients:
+    """Of one process: the stage's, or a rollout worker's. Its clients close with the stack."""
+
+    def __init__(self, stack: AsyncExitStack, domains: Iterable[AnyDomain]) -> None:
+        """Raises InputError for a role that is described in two ways."""
+        self._stack = stack
+        self.roles: Mapping[str, ServedRole] = served_roles(domains)
+        self.addresses: Mapping[str, RoleAddress] = {}
+        """where each role's model is asked; empty before `connect`"""
+        self._clients: dict[str, RoleClient] = {}
+
+    def of(self, role: str) -> RoleClient:
+        """For the rewards of a role."""
+        from engines.sglang.roles.role_client import RoleClient
+
+        return self._clients.setdefault(role, RoleClient(role))
+
+    async def connect(self, addresses: Mapping[str, RoleAddress]) -> None:
+        """Raises InputError for a model without a usable tokenizer or chat template."""
+        self.addresses = addresses
+        self._stack.push_async_callback(self._close)
+        for role, address in addresses.items():
+            await self.of(role).connect(address)
+
+    async def _close(self) -> None:
+        for client in self._clients.values():
+            await client.close()

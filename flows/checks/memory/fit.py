@@ -38,8 +38,7 @@ from flows.checks.memory.roles import (
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import gpu_sizes
-from tasks.served.named import is_stage
-from tasks.served.roles import ServedRole
+from tasks.served.roles import ServedRole, is_stage
 
 _WHOLE_LAYERS = Recompute(method="uniform", num_layers=1)
 _RECOMPUTE = (

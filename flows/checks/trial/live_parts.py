@@ -21,7 +21,7 @@ from infra.errors import EngineError, InputError
 from rewards.rubric import Rubric, Term
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
-from tasks.model_folder.location import local_folder
+from tasks.model_folder.files import local_folder
 
 
 def imported(where: str, kind: str, name: str, attempts: Attempts) -> bool:

@@ -25,7 +25,7 @@ from infra.errors import InputError
 from rewards.registry import SERVED
 from tasks.base.spec import BaseSettings, RandomModel
 from tasks.domain import CurriculumSpec, Domain, DriverSpec, RewardTerm
-from tasks.evaluate.scaling import CUTTABLE
+from tasks.evaluate.statistics import CUTTABLE
 
 _SHOWN = 8
 """demonstrations that are rendered and judged"""

@@ -16,7 +16,7 @@ from flows.checks.trial.live_parts import LiveParts
 from infra.errors import InputError
 from infra.processes.leftovers import temporary_folder
 from tasks.base.spec import BaseSettings
-from tasks.model_folder.location import local_folder
+from tasks.model_folder.files import local_folder
 
 _SHOWN = 60
 """characters of a shared problem"""

@@ -32,8 +32,8 @@ from infra.store.store import Store
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import RunPlace, StageWork, run_stage
 from tasks.durable.identity import stage_identity
+from tasks.durable.launch import RayLauncher
 from tasks.durable.protocol import JobWatcher
-from tasks.durable.ray_launch import RayLauncher
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources, StageResources
 from tests.parts.recipe_parts import domain_of, settings_of

@@ -23,8 +23,8 @@ from tasks.evaluate.cells import (
     renamed,
     roll_cells,
     scores_of,
+    warnings_of,
 )
-from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.sampling import SamplingParts
 from tests.parts.chat_parts import random_base

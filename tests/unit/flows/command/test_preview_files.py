@@ -20,7 +20,7 @@ from infra.errors import TrainingStopped
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
-from tasks.model_folder.location import beside
+from tasks.model_folder.files import beside
 from tests.parts.chat_parts import random_base
 
 pytestmark = pytest.mark.unit

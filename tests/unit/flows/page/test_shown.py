@@ -8,7 +8,7 @@ from flows.load import load_recipe
 from flows.reports.report import Gain, Report
 from flows.running.finish import result_of, shown_name, shown_tags
 from flows.running.records import RunHead
-from tasks.durable.outcome import outcome_of
+from tasks.durable.protocol import outcome_of
 
 pytestmark = pytest.mark.unit
 

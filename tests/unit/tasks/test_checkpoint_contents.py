@@ -21,7 +21,6 @@ LOOP = (
             "rl/body",
             "rl/record",
             "rl/counts",
-            "rl/sums",
             "verdicts",
             "updates",
             "series",

@@ -64,6 +64,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "steps_done": "trainer",
         "scored_flops": "empty",
         "_asleep": "empty",
+        "_waiting_room": "empty",
         "_writing": "handle",
         "_state": "trainer",
         "spec": "spec",

@@ -3,7 +3,7 @@ digest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
@@ -16,6 +16,20 @@ PerStep = Annotated[int, Field(gt=0, le=10**6)]
 """samples of one optimizer step"""
 Count = Annotated[int, Field(gt=0, le=10**8)]
 """problems, demonstrations or tokens"""
+
+_LARGEST_RATIO = 1e6
+"""of two weights of a mix"""
+
+
+def require_comparable(weights: Iterable[float]) -> None:
+    """Raises ValueError where one of a mix has so much less weight than another that it would
+    hardly ever be drawn; 0 is said on purpose."""
+    least, *_, most = sorted([weight for weight in weights if weight] * 2) or (1.0, 1.0)
+    if most > _LARGEST_RATIO * least:
+        raise ValueError(
+            f"the weights {most:g} and {least:g} differ by more than {_LARGEST_RATIO:g} times: the"
+            " one with less would hardly ever be drawn; correct a weight, or leave it out"
+        )
 
 
 def _fields(schema: Any) -> Iterator[Any]:

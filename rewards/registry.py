@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from engines.types import Reward
@@ -25,6 +25,26 @@ _FORMS = (
     "Write `def reward(transcript) -> float`, or a class with `__call__(self, transcript)`; `async`"
     " or not, and with a number, True or False, or a Verdict as its result"
 )
+
+_OF_OTHERS: Mapping[str, tuple[frozenset[str], str]] = {
+    "TRL": (
+        frozenset({"completions"}),
+        '{0}(completions=[transcript.answer], answer=[transcript.problem.reference["answer"]])[0]',
+    ),
+    "verl": (
+        frozenset({"solution_str"}),
+        '{0}("", transcript.answer, transcript.problem.reference["answer"])',
+    ),
+    "OpenRLHF": (
+        frozenset({"queries", "prompts", "labels"}),
+        '{0}([transcript.answer], [""], [transcript.problem.reference["answer"]])[0]',
+    ),
+    "slime": (
+        frozenset({"args", "sample"}),
+        'score_of(transcript.answer, transcript.problem.reference["answer"])',
+    ),
+}
+"""names of parameters that rewards of other frameworks have, and what calls such a reward"""
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
@@ -61,6 +81,13 @@ def _judges(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:
 def _alone(name: str, reward: Callable[..., Any]) -> Callable[..., Any]:
     """The reward, if it can be called with a transcript alone. Raises InputError."""
     parameters = _parameters(reward)
+    if framework := framework_of(p.name for p in parameters):
+        call = _OF_OTHERS[framework][1].format(name.rpartition(":")[2])
+        raise InputError(
+            f"reward {name!r} has the parameters of a reward for {framework}; here it is called"
+            f" with one transcript alone. Write `def adapted(transcript): return {call}` and name"
+            " `adapted` (what a row says beside its prompt is in transcript.problem.reference)"
+        )
     takes_one = any(p.kind in (*_BY_PLACE, p.VAR_POSITIONAL) for p in parameters[:1])
     missing = [p.name for p in parameters[1:] if _is_asked_for(p) or _is_asked_for(p, by_name=True)]
     if parameters and takes_one and not missing:
@@ -70,6 +97,12 @@ def _alone(name: str, reward: Callable[..., Any]) -> Callable[..., Any]:
         f"reward {name!r} {why}: it is called with the transcript alone, and everything else it"
         f" takes is an option. {_FORMS}"
     )
+
+
+def framework_of(parameters: Iterable[str]) -> str:
+    """The other framework whose rewards have these parameters; empty for none."""
+    names = set(parameters)
+    return next((name for name, (its, _) in _OF_OTHERS.items() if its <= names), "")
 
 
 def _is_asked_for(parameter: inspect.Parameter, *, by_name: bool = False) -> bool:

@@ -60,7 +60,8 @@ class Updates:
         if self.made and not share:
             raise TrainingStopped(
                 f"nothing was trained: after {self.made} updates no weight differs from the one"
-                f" that the stage began with, as {too_small}. Raise `optimizer.lr`"
+                f" that the stage began with, as {too_small}, or 0. Raise `optimizer.lr`, or, where"
+                " it decays to 0 or warms up from it, `optimizer.min_lr_ratio` or `steps`"
             )
         if self.made and share < _FEW:
             reporter.keep_warning(

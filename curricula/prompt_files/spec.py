@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from curricula.rows.columns import Layout
-from infra.config import RESULT_NEUTRAL, Config
+from infra.config import RESULT_NEUTRAL, Config, require_comparable
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -134,4 +134,5 @@ class PromptFiles(Config):
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"two sources have one name ({', '.join(names)}); give each its own")
+        require_comparable(source.weight for source in self.sources)
         return self

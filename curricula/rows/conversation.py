@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from engines.types import Message, Tool
 
 _PLACEHOLDER = re.compile(
-    r"(?<!`)(?:<\|?(?:vision_start\|><\|)?(image|img|video|audio|speech)(?:_pad|_soft_token)?"
+    r"(?<![`\"'])(?:<\|?(?:vision_start\|><\|)?(image|img|video|audio|speech)(?:_pad|_soft_token)?"
     r"[_ ]?\d*\|?>|\[(?:IMG|IMAGE|AUDIO|VIDEO)\])"
+    r"(?! (?:tag|element|token|placeholder|marker|tensor|type)s?\b)"
 )
 """stands in a question for what is shown beside it"""
 
@@ -41,7 +42,7 @@ def fault_of(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
 
 def fault_of_media(messages: Sequence[Message]) -> str:
     """The placeholder of an image or of sound in what is asked; empty for none. A tag that is
-    closed, or stands between backticks, is HTML."""
+    closed, is quoted or is called one (`the <image> tag`) is meant as a word."""
     for at, message in enumerate(messages):
         text = message.content
         if message.role in ("assistant", "system") or ("<" not in text and "[" not in text):

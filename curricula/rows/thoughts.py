@@ -11,7 +11,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 """names that are read"""
 _LIKE_A_THOUGHT = re.compile(
     r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)"
-    r"|expla(in|nation)|justification|derivation",
+    r"|derivation",
     re.IGNORECASE,
 )
 _ABOUT_A_THOUGHT = re.compile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
@@ -11,6 +12,7 @@ from flows.checks.contracts import Contract
 from flows.checks.trial.parts import OfDomain
 from infra.errors import InputError
 from infra.hooks import check_options, resolve
+from rewards.registry import framework_of
 
 Kind: TypeAlias = Contract | OfDomain
 
@@ -31,6 +33,14 @@ _ARGUMENTS: Mapping[str, Kind] = {
     "Transcript": "reward",
 }
 """the type of a function's argument, by which its kind is known"""
+_WORDS: Mapping[str, Kind] = {
+    "reward": "reward",
+    "score": "reward",
+    "advantage": "advantage",
+    "advantages": "advantage",
+    "loss": "loss",
+}
+"""a word in a function's name, by which its kind is known if nothing else shows it"""
 
 
 def kind_named(kind: str) -> Kind:
@@ -54,11 +64,16 @@ def kind_of(name: str) -> Kind:
         for marker, kind in _ARGUMENTS.items():
             if any(marker in annotation for annotation in annotations):
                 return kind
-        if next(iter(_parameters(found)), "") == "transcript":
+        names = _parameters(found)
+        if names[:1] == ["transcript"] or framework_of(names):
             return "reward"
+        words = re.findall(r"[a-z]+", name.rpartition(":")[2].lower())
+        if len(meant := {_WORDS[word] for word in words if word in _WORDS}) == 1:
+            return meant.pop()
     raise InputError(
         f"test-hook: {name} does not show its kind: annotate a function's argument as `StepTokens`"
-        " (an advantage), `LossInputs` (a loss) or `Transcript` (a reward), or give --kind"
+        " (an advantage), `LossInputs` (a loss) or `Transcript` (a reward), or give --kind with one"
+        f" of {', '.join([*CONTRACTS, *OF_DOMAIN])}"
     )
 
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+from rich.markup import escape
+
 from engines.algorithms.choices import Need
 from flows.checks.contracts import faults_of
 from flows.checks.trial.parts import findings_about
@@ -44,9 +46,9 @@ def show_hook(
         print_json(said | {"faults": faults, "notes": notes})
         return 1 if faults else 0
     for note in notes:
-        console.print(f"[yellow]note[/] {note}", highlight=False)
+        console.print(f"[yellow]note[/] {escape(note)}", highlight=False)
     for fault in faults:
-        console.print(f"[red]fails[/] {fault}", highlight=False)
+        console.print(f"[red]fails[/] {escape(fault)}", highlight=False)
     if not faults:
         console.print(f"[green]keeps the contract[/] of a custom {found}: {name}")
     return 1 if faults else 0

@@ -93,12 +93,10 @@ def _matches(pattern: str) -> tuple[Any, list[str], str]:
         if not paths and (folder := _folder(fs, path)):
             rest = posixpath.relpath(path, folder).split("/") if path.rstrip("/") != folder else []
             paths, chosen = files_of_folder(fs, folder, rest, pattern)
-    except (InputError, OSError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise StorageError(f"files: {pattern} cannot be read: {error}") from error
+    except InputError:
+        raise
     except Exception as error:  # each file system has errors of its own
-        raise StorageError(f"files: {pattern} cannot be read: {error}") from error
+        raise _unreadable(pattern, error) from error
     if not paths:
         raise InputError(f"files: no file matches {pattern}")
     return fs, paths, chosen
@@ -163,7 +161,7 @@ def state_of_source(file: DataFile) -> str:
             return str(file.fs.info(file.path).get("ETag", ""))
         return state_of(file.path)
     except Exception as error:  # each file system has errors of its own
-        raise StorageError(f"files: {file.path} cannot be read: {error}") from error
+        raise _unreadable(file.path, error) from error
 
 
 def _read_hash(file: DataFile) -> list[Any]:
@@ -176,7 +174,17 @@ def _read_hash(file: DataFile) -> list[Any]:
             found.update(file.fs.cat_file(file.path, start=start, end=end) if end else b"")
         return [size, found.hexdigest()]
     except Exception as error:
-        raise StorageError(f"files: {file.path} cannot be read: {error}") from error
+        raise _unreadable(file.path, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> StorageError:
+    said = f"files: {name} cannot be read: {error}"
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        said += (
+            ". No complete key for this place is known where the command runs: set"
+            " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    return StorageError(said)
 
 
 def modified(file: DataFile) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import Optimizer, TrainerSettings
 from engines.types import Split
-from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
+from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps, require_comparable
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
 from tasks.message_files.spec import MessageFiles
@@ -46,6 +46,12 @@ class SftSettings(Config):
     @classmethod
     def _one_source_is_a_list(cls, data: Any) -> Any:
         return [data] if isinstance(data, dict | MessageFiles) else data
+
+    @field_validator("data")
+    @classmethod
+    def _weights_are_comparable(cls, data: list[MessageFiles] | None) -> list[MessageFiles] | None:
+        require_comparable(source.weight for source in data or [])
+        return data
 
     @property
     def parts(self) -> tuple[str, ...]:

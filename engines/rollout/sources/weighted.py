@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from engines.rollout.sources.data_source import Pick
+from infra.config import require_comparable
 from infra.errors import InputError
 
 
@@ -23,6 +24,10 @@ class Weighted:
             )
         if min(weights.values()) < 0 or not any(weights.values()):
             raise InputError(f"weights {dict(weights)}: none may be negative, and not all may be 0")
+        try:
+            require_comparable(weights.values())
+        except ValueError as error:
+            raise InputError(str(error)) from None
         self._names = sorted(weights)
         self._weights = [float(weights[name]) for name in self._names]
         self._seed = seed

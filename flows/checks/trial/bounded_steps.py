@@ -105,7 +105,13 @@ def told(error: BaseException) -> str:
     """Type, message and the line of the user's file; of an error of ours its message alone."""
     if isinstance(error, TributaryError):
         return str(error)
-    return f"{type(error).__name__}: {error}".rstrip(": ") + _place(error)
+    said = f"{type(error).__name__}: {error}".rstrip(": ") + _place(error)
+    if isinstance(error, TypeError | AttributeError) and "'Transcript'" in said:
+        said += (
+            ". A reward is called with one Transcript: its text is `transcript.answer`, the row's"
+            " answer `transcript.problem.reference`"
+        )
+    return said
 
 
 def _place(error: BaseException) -> str:

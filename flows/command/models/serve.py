@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engines.sglang.serving.endpoint import Endpoint
-from engines.sglang.serving.parsers import parsers_of
+from engines.sglang.serving.parsers import NONE, Parsers, parsers_of
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.placing import PlacedServer, hosts_of, place, with_free_ports
 from engines.sglang.topology.problems import topology_problems
@@ -137,8 +137,8 @@ def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
     body = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello"}]}
     header = f' -H "Authorization: Bearer {key}"'
     lines = [
-        f"{model.name}: {model.folder}, tool calls by {model.parsers.tools}, thinking by"
-        f" {model.parsers.thinking}" + (f", {model.parsers.mode}" if model.parsers.mode else "")
+        f"{model.name}: {model.folder}, {_read_by('tool calls', model.parsers.tools)}, "
+        + _thinking(model.parsers)
         for model in models
     ]
     return [
@@ -147,6 +147,17 @@ def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
         f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
         f"    -d '{json.dumps(body)}'",
     ]
+
+
+def _thinking(parsers: Parsers) -> str:
+    if parsers.thinking == NONE and parsers.mode in ("", "never"):
+        return "no thinking: the chat template has no place for it"
+    said = _read_by("thinking", parsers.thinking)
+    return f"{said}, {parsers.mode}" if parsers.mode else said
+
+
+def _read_by(what: str, parser: str) -> str:
+    return f"{what} left in the text" if parser == NONE else f"{what} by {parser}"
 
 
 def shown_key(variable: str) -> str:

@@ -261,3 +261,15 @@ def test_copies_that_nobody_reads_are_removed_and_nothing_is_left_of_a_failed_on
     with pytest.raises(StorageError, match="cannot be copied"):
         local_copy(*find_files([str(_cut_off(tmp_path))]), old.parent)
     assert list(old.parent.iterdir()) == [read]
+
+
+def test_a_bucket_without_keys_says_which_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # or the network is asked for keys
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(StorageError, match=r"read: .*\. No complete key .* set AWS_ACCESS_KEY_ID"):
+        find_files(["s3://bucket-without-keys/rows.jsonl"])

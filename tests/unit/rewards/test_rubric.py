@@ -8,6 +8,7 @@ import math
 import sys
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +188,22 @@ def of_verl(data_source: str, solution_str: str, ground_truth: str) -> float:
     return 0.5
 
 
+def of_trl(completions: list[str], **kwargs: Any) -> list[float]:
+    return [0.5 for _ in completions]
+
+
+def of_openrlhf(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
+    return [0.5 for _ in queries]
+
+
+async def of_slime(args: Any, sample: Any, **kwargs: Any) -> float:
+    return 0.5
+
+
+def of_two(response: str, label: str) -> float:
+    return 0.5
+
+
 class Quarter:
     def __call__(self, transcript: Transcript) -> float:
         return 0.25
@@ -213,7 +230,11 @@ async def test_a_users_reward_is_a_function_or_an_object_and_may_return_a_number
     ("name", "message"),
     [
         ("no_transcript", r"no_transcript\(\) made float 0.5, which is not a reward. Write `def"),
-        ("of_verl", "needs solution_str, ground_truth as well: it is called with the transcript"),
+        ("of_verl", r'adapted\(transcript\): return of_verl\("", transcript.answer, transcript.pr'),
+        ("of_trl", r"return of_trl\(completions=\[transcript.answer\], answer=\[transcript.pr"),
+        ("of_openrlhf", r"for OpenRLHF.* return of_openrlhf\(\[transcript.answer\], \[\"\"\], \["),
+        ("of_slime", "for slime.* return score_of\\(transcript.answer, "),
+        ("of_two", "needs label as well: it is called with the transcript alone"),
         ("Silent", "Silent has no `__call__`, which is not a reward"),
     ],
 )

@@ -53,10 +53,30 @@ def test_a_hook_that_breaks_it_exits_1(tmp_path, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "def check(completions, **kwargs):\n    return [1.0]\n",
+            "completions=[transcript.answer]",
+        ),
+        ("def my_score(text):\n    return len(text)\n", "its text is `transcript.answer`"),
+    ],
+)
+def test_a_reward_is_known_without_annotations_and_told_what_it_is_called_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, said: str
+) -> None:
+    file = tmp_path / "plain_reward.py"
+    file.write_text(source)
+    name = source.split("(")[0].removeprefix("def ")
+    assert cli.check_hook(f"{file}:{name}") == 1
+    assert said in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
     ("path", "said"),
     [
         ("nothing", "not of the form"),
-        ("os:getcwd", "does not show its kind"),
+        ("os:getcwd", "does not show its kind.* --kind with one of advantage, loss, data-source"),
         ("no_such_module_here:loss", "no module"),
     ],
 )

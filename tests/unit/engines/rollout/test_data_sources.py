@@ -194,6 +194,7 @@ def built(name, options=None, is_beside_training=False):
             "given to a; the stage's domains are",
         ),
         ("weighted", {"weights": {"a": -1, "b": 1}}, False, "none may be negative"),
+        ("weighted", {"weights": {"a": 1e30, "b": 1}}, False, "1e\\+30 and 1 differ by more than"),
         (
             "weighted",
             {"weights": {"a": 1, "b": 1}, "seed": 2},

@@ -30,7 +30,7 @@ from curricula.rows.messages import (
     read_talk,
     read_turns,
 )
-from curricula.rows.nearest import nearest_layout
+from curricula.rows.nearest import answer_beside, nearest_layout
 from curricula.rows.texts import shallow, text_of
 from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
 from curricula.rows.tools import tools_of
@@ -61,7 +61,9 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
         given.close()
     messages = tuple(turn.message for turn in turns)
     if fault := fault_of(messages, tools):
-        raise BadRow(Reason.MESSAGES, fault)
+        is_asked_last = messages[-1].role == "user"
+        more = answer_beside(looks_like.partition(" ")[0], unread) if is_asked_last else ""
+        raise BadRow(Reason.MESSAGES, fault + more)
     untrained = frozenset([at for at, turn in enumerate(turns) if turn.is_untrained])
     return Conversation(messages, tools, weight, untrained, looks_like, frozenset(unread))
 

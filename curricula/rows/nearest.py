@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from curricula.rows.asked import ANSWERS, ASKED, TALKS
@@ -43,6 +43,18 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
         if close := difflib.get_close_matches(str(name), [*TALKS, *ASKED, *ANSWERS], 1):
             return f"; `{name}` is close to `{close[0]}`: name it in columns"
     return "; name the columns in columns.prompt and columns.completion"
+
+
+def answer_beside(talk: str, unread: Collection[str]) -> str:
+    """Says, in the same way, where the answer may stand to messages that end with a question."""
+    pair = "chosen" if {"chosen", "rejected"} <= set(unread) else ""
+    said = pair or next((name for name in ANSWERS if name in unread), "")
+    if not said:
+        return ""
+    return (
+        f"; `{said}` is not read beside messages: if it is the answer, name `prompt: {talk}` and"
+        f" `completion: {said}` in columns"
+    )
 
 
 def nearest_prompt(values: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ _TEXTS = ("text", "input_text", "output_text")
 """types of parts that are text"""
 _DEEPEST = 100
 _KINDS: Mapping[type, str] = {
-    dict: "an object", list: "a list", bool: "a truth value", int: "a number", float: "a number",
-    type(None): "null",
+    dict: "an object", list: "a list", str: "a text", bool: "a truth value",
+    int: "a number", float: "a number", type(None): "null",
 }  # fmt: skip
 
 

@@ -92,10 +92,9 @@ def _call(value: Any, where: str, unread: set[str]) -> Call:
     if arguments is None:  # an empty text
         arguments = {}
     if not isinstance(arguments, dict):
-        raise BadRow(
-            Reason.TOOLS,
-            f"{where}: arguments of {name} are no JSON object but {kind_of(arguments)}",
-        )
+        twice = isinstance(said, str) and isinstance(arguments, str)
+        what = "a text in a text: they were encoded twice" if twice else kind_of(arguments)
+        raise BadRow(Reason.TOOLS, f"{where}: arguments of {name} are no JSON object but {what}")
     if function is not outer:
         around = Fields(outer, unread, "tool_calls[].")
         around.get("function")

@@ -68,7 +68,8 @@ def kind_of(name: str) -> Kind:
         if names[:1] == ["transcript"] or framework_of(names):
             return "reward"
         words = re.findall(r"[a-z]+", name.rpartition(":")[2].lower())
-        if len(meant := {_WORDS[word] for word in words if word in _WORDS}) == 1:
+        meant: set[Kind] = {_WORDS[word] for word in words if word in _WORDS}
+        if len(meant) == 1:
             return meant.pop()
     raise InputError(
         f"test-hook: {name} does not show its kind: annotate a function's argument as `StepTokens`"

@@ -206,6 +206,12 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
         (talk(ASK, ANSWER, system="a", system_prompt="b"), "`system` and `system_prompt`, which"),
         (talk(ASK, ANSWER, conversations=[ASK, ANSWER | {"content": "43"}]), "which differ; name"),
         ({"conversations": [{"from": "gpt", "value": "Hi"}]}, "the assistant speaks first"),
+        (talk(ASK, output="42"), "is the answer, name `prompt: messages` and `completion: output`"),
+        (talk(ASK, chosen="42", rejected="41"), "`prompt: messages` and `completion: chosen`"),
+        (
+            talk(ASK, ANSWER | {"tool_calls": [{"name": "a", "arguments": '"{\\"q\\": 1}"'}]}),
+            "a text in a text: they were encoded twice",
+        ),
         ({"prompt": "a", "completion": ""}, "completion: is empty"),
         ({"prompt": "a", "completion": "b", "label": False}, "has `label`, which says whether"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it is a preference pair"),

@@ -15,11 +15,14 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from curricula.prompt_files.contamination import HeldOutWords
+from curricula.prompt_files.spec import PromptFiles
 from curricula.rows.columns import Columns
 from curricula.rows.layouts import read_row
 from engines.chat import Chat
+from infra.config import Config
 from infra.data_files import chunks
 from infra.data_files.files import find_files, fingerprint
 from infra.errors import InputError, TrainingStopped
@@ -28,6 +31,7 @@ from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
 from tasks.sft.file_supply import FileSupply
+from tasks.sft.spec import SftSettings
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
@@ -285,3 +289,17 @@ def test_every_row_left_out_is_told_of_once_whichever_source_it_is_of(
     named = [line for each in found.streams for line in each.counts.named]
     assert len(named) == 8
     assert sorted(said) == sorted(f"left out: {line}" for line in named)
+
+
+@pytest.mark.parametrize("of", [SftSettings, PromptFiles])
+def test_a_source_that_would_never_be_drawn_beside_another_is_refused(of: type[Config]) -> None:
+    def mixed(weight: float) -> Config:
+        sources = [{"files": ["a"], "weight": weight}, {"files": ["b"]}]
+        if of is SftSettings:
+            return of.model_validate({"steps": 1, "optimizer": {"lr": 1}, "data": sources})
+        return of.model_validate({"sources": [sources[0] | {"name": "a"}, sources[1]]})
+
+    assert mixed(1e6)
+    for weight in (1e30, 1e-9):
+        with pytest.raises(ValidationError, match=r"the weights .* differ by more than 1e\+06 tim"):
+            mixed(weight)

@@ -36,11 +36,6 @@ class HfWeights:
             raise InputError(f"{self.folder} lacks the tensor {name}: the model is not complete")
         return self._opened(self.file_of[name]).get_tensor(name)
 
-    def first_rows(self, name: str, count: int) -> Tensor:
-        """So many rows of a tensor, which alone are read; all of one without rows."""
-        part = self._opened(self.file_of[name]).get_slice(name)
-        return part[:count] if part.get_shape() else self.read(name)
-
     def _opened(self, file: str) -> Any:
         if file not in self._open:
             try:

@@ -55,12 +55,7 @@ def train_and_export(trainer: Any, folder: Path, source: Path) -> float:
 
 @pytest.mark.parametrize(
     ("stored", "lr", "least", "most"),
-    [
-        ("float32", 1e-3, 0.5, 1.0),
-        ("float32", 1e-12, 0.0, 0.001),
-        ("bfloat16", 1e-3, 0.5, 1.0),
-        ("bfloat16", 1e-9, 0.0, 0.001),
-    ],
+    [("float32", 1e-3, 0.5, 1.0), ("bfloat16", 1e-9, 0.0, 0.001)],
 )
 def test_a_learning_rate_may_be_too_small_to_change_weights_as_they_are_stored(
     ranks: Ranks, tmp_path: Path, stored: str, lr: float, least: float, most: float

@@ -29,6 +29,7 @@ from infra.errors import InputError, TrainingStopped
 from tasks.opd.body import check_other_weights
 from tasks.resources import read_fitting_rows, read_rows
 from tasks.rl.record import RlRecord
+from tasks.updates import changed_share
 from tasks.verdicts import Verdicts, none_judged
 from tests.parts.chat_parts import random_base
 from tests.parts.loop_parts import Notes, Parts
@@ -307,3 +308,27 @@ def test_prompts_that_fill_the_context_are_named_and_no_reward_is_blamed() -> No
     rule = StopRule(0.9, 0.0, None, 0.2)
     with pytest.raises(TrainingStopped, match=r"fills the context\. Leave such prompts out"):
         rule.observe(1, {"failed_share": 0.5}, "a prompt of 9000 tokens fills the context")
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+async def test_weights_that_changed_are_counted_in_the_first_rows_of_each_tensor(
+    tmp_path: Path, stored: str
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    dtype = getattr(torch, stored)
+    before = {
+        "matrix": torch.ones(40, 7).to(dtype), "bias": torch.ones(5).to(dtype),
+        "scale": torch.tensor(1.0).to(dtype), "empty": torch.ones(0, 4).to(dtype),
+    }  # fmt: skip
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    after["matrix"][[3, 15, 16, 39], 2] = 2.0  # 16 rows are looked at
+    after["bias"][0] = 2.0
+    for name, tensors in (("before", before), ("same", before), ("after", after)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    assert await changed_share(tmp_path / "before", tmp_path / "same") == 0
+    changed = await changed_share(tmp_path / "before", tmp_path / "after")
+    assert changed == 3 / (16 * 7 + 5 + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
-from tasks.model_folder.files import ModelFiles
-from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors
 from tasks.stage import Reporter
 
 if TYPE_CHECKING:
@@ -97,22 +96,27 @@ async def changed_share(before: Path, after: Path) -> float:
 
 def _changed_share(before: Path, after: Path) -> float:
     # Bytes are compared: importing torch would take longer than all the rest.
-    first, second = stored_tensors(ModelFiles(str(before))), stored_tensors(ModelFiles(str(after)))
+    first, second = dict(_first_rows(before)), dict(_first_rows(after))
     changed = total = 0
     for name in sorted(first.keys() & second.keys()):
-        old, new = _first_rows(before, first[name]), _first_rows(after, second[name])
-        changed += int((old != new).any(axis=1).sum())
-        total += len(old)
+        changed += int((first[name] != second[name]).any(axis=1).sum())
+        total += len(first[name])
     return changed / total if total else 1.0
 
 
-def _first_rows(folder: Path, tensor: StoredTensor) -> NDArray[uint8]:
-    """The bytes of these rows, a line for each element."""
+def _first_rows(folder: Path) -> Iterator[tuple[str, NDArray[uint8]]]:
+    """The bytes of these rows of each tensor, a line for each element."""
     import numpy as np
 
-    rows = (min(_ROWS, tensor.size[0]), *tensor.size[1:]) if tensor.size else ()
-    width = tensor.num_bytes // prod(tensor.size) if tensor.num_bytes else 1
-    with (folder / tensor.file).open("rb") as file:
-        file.seek(tensor.start)
-        stored = file.read(prod(rows) * width)
-    return np.frombuffer(stored, np.uint8).reshape(-1, width)
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            for name, entry in header.items():
+                (start, end), size = entry["data_offsets"], entry["shape"]
+                width = (end - start) // prod(size) if end > start else 1
+                rows = (min(_ROWS, size[0]), *size[1:]) if size else ()
+                file.seek(8 + length + start)
+                stored = file.read(prod(rows) * width)
+                yield name, np.frombuffer(stored, np.uint8).reshape(-1, width)

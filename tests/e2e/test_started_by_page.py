@@ -25,7 +25,8 @@ def test_a_trigger_of_self_distillation_adds_a_round(
     machine: Machine, page: Page, smoke: dict[str, Any]
 ) -> None:
     """That the next one adds another: `test_rounds.py`."""
-    report = run_by_page(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
+    brief = smoke | {"evaluate": {"problems": 2, "samples": 1}}
+    report = run_by_page(machine, page, "distill-rounds", {"recipe": brief, "expert": "reasoning"})
     added = {"reasoning-distill", "reasoning-sft-2", "reasoning-rl-2"}
     assert made_by(report) == added | {"evaluate"}
     on_the_way = {"reasoning-sft", "reasoning-rl", "reasoning-sft-2"}

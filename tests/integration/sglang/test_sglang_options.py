@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,25 +18,10 @@ from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
 
-_DESCRIBE = """
-import inspect, json, sys, typing
-from engines.sglang.servers import launcher
-launcher.prepare()
-from sglang.srt.server_args import ServerArgs
-from engines.sglang.options import describe
-hints = typing.get_type_hints(ServerArgs)
-fields = {name: hints.get(name) for name in inspect.signature(ServerArgs).parameters}
-print("TABLE" + json.dumps(describe(fields)))
-"""
 
-
-def test_the_table_is_that_of_the_pinned_server_args() -> None:
+def test_the_table_is_that_of_the_pinned_server_args(seen: dict[str, Any]) -> None:
     """Made anew by the command below when SGLang is upgraded; see the script's last line."""
-    done = subprocess.run(
-        [sys.executable, "-c", _DESCRIBE], capture_output=True, text=True, timeout=300, check=True
-    )
-    found = json.loads(done.stdout.rpartition("TABLE")[2])
-    assert found == table()
+    assert seen["table"] == table()
 
 
 def test_every_option_that_is_named_here_exists() -> None:
@@ -106,34 +92,42 @@ CHANGED: dict[str, object] = {
     "weight_loader_prefetch_checkpoints": True,
 }
 """option -> another value than a server of ours has without it"""
-_ARGUMENTS = """
-import json, sys
+_PROGRAM = """
+import inspect, json, sys, typing
 from pathlib import Path
 from engines.sglang.servers import launcher
 launcher.prepare()
 from sglang.srt.server_args import ServerArgs
 from engines.sglang.arguments import server_options
+from engines.sglang.options import describe
 from engines.sglang.spec import FleetSpec
 
 def made(options):
     return ServerArgs(**server_options(FleetSpec(sglang=options), Path(sys.argv[1]), 30000, 4, 0))
 
+hints = typing.get_type_hints(ServerArgs)
+fields = {name: hints.get(name) for name in inspect.signature(ServerArgs).parameters}
 changed, plain = json.loads(sys.argv[2]), made({})
 found = {name: (getattr(plain, name), getattr(made({name: value}), name))
          for name, value in changed.items()}
-print("FOUND" + json.dumps(found))
+print("SEEN" + json.dumps({"options": found, "table": describe(fields)}))
 """
 
 
-def test_every_option_that_is_passed_on_reaches_the_server(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process that imports SGLang, which takes long, says of its class of arguments."""
+    model = tiny_model(tmp_path_factory.mktemp("model"))
+    arguments = [sys.executable, "-c", _PROGRAM, str(model), json.dumps(CHANGED)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(done.stdout.rpartition("SEEN")[2])
+
+
+def test_every_option_that_is_passed_on_reaches_the_server(seen: dict[str, Any]) -> None:
     """SGLang's own class takes it, keeps it, and has another value without it."""
     assert set(CHANGED) == ALLOWED
-    model = tiny_model(tmp_path / "model")
-    arguments = [sys.executable, "-c", _ARGUMENTS, str(model), json.dumps(CHANGED)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=True)
-    found = json.loads(done.stdout.rpartition("FOUND")[2])
     for name, value in CHANGED.items():
-        plain, passed = found[name]
+        plain, passed = seen["options"][name]
         assert passed == value, name
         assert plain != value, name
 

@@ -6,6 +6,7 @@ numpy, and not once per layer. Axes: T tokens of this rank's pack, R trained row
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -26,9 +27,11 @@ Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
 
 @dataclass(frozen=True, slots=True)
 class FlatSequences:
-    """Sequences end to end as arrays: token i of sequence s is at `starts[s] + i`."""
+    """Sequences end to end: token i of sequence s is at `starts[s] + i`. Their tokens stay where
+    they are, in one memory for all ranks of a host: a rank packs its own part of them."""
 
-    tokens: Ints
+    pieces: Sequence[Values]
+    """the tokens of each"""
     trained: NDArray[np.bool_]
     """whether the token is one the loss is taken on; never a sequence's first token"""
     starts: Ints
@@ -45,13 +48,32 @@ class FlatSequences:
         trained = flatten(loss_mask, np.bool_)
         # Nothing predicts a first token.
         trained[starts] = False
-        return FlatSequences(flatten(tokens, np.int64), trained, starts, lengths)
+        return FlatSequences(tokens, trained, starts, lengths)
 
     @property
     def num_trained(self) -> Ints:
         """Trained tokens of each sequence."""
-        sums = np.concatenate([[0], np.cumsum(self.trained)])
-        return sums[self.starts + self.lengths] - sums[self.starts]
+        spans = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
+        counts = (np.count_nonzero(self.trained[start : start + n]) for start, n in spans)
+        return np.fromiter(counts, np.int64, len(self.starts))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.trained)
+
+    @property
+    def tokens(self) -> Ints:
+        """All of them, made anew: eight bytes for each."""
+        return flatten(self.pieces, np.int64)
+
+
+def sparse_zeros(size: int) -> NDArray[np.float32]:
+    """Zeros that take memory only where something is written, in pages of a few kilobytes: numpy
+    asks for pages of megabytes, in which the samples of several ranks lie."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(4 * size, 1), flags=flags)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float32, size)
 
 
 def flatten(pieces: Sequence[Values], dtype: Any) -> NDArray[Any]:
@@ -92,6 +114,9 @@ class Pack(PackedSeqParams):
     key_rows: Tensor | None = None
     """[K] the spans' keys among the tokens of all context-parallel ranks; None without cp"""
 
+    def forget_angles(self) -> None:
+        self.cos = self.sin = None  # type: ignore[assignment]
+
 
 def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack:
     """Pack the sequences `indices` as this rank needs them.
@@ -111,10 +136,15 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
 
     last = lengths[segment] - 1
     source = starts[segment] + np.minimum(position, last)
-    successor = np.minimum(source + 1, len(flat.tokens) - 1)
+    successor = np.minimum(source + 1, flat.num_tokens - 1)
     is_trained = (position < last) & flat.trained[successor]
     rows = np.flatnonzero(is_trained)
     targets = successor[rows]
+
+    # Of the chosen sequences alone, where `tokens` has them end to end.
+    tokens = flatten([flat.pieces[number] for number in chosen], np.int64)
+    begins = np.cumsum(flat.lengths[chosen]) - flat.lengths[chosen]
+    local = begins[segment] + np.minimum(position, last)
 
     ends_q, ends_k = (_to_device(_ends(sizes)) for sizes in (spans.queries, spans.keys))
     blocks = spans.blocks()
@@ -126,10 +156,10 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
         cu_seqlens_kv_padded=ends_k,
         max_seqlen_q=int(spans.queries.max()),
         max_seqlen_kv=int(spans.keys.max()),
-        input_ids=_to_device(flat.tokens[source])[None],
+        input_ids=_to_device(tokens[local])[None],
         positions=_to_device(position),
         rows=_to_device(rows),
-        labels=_to_device(flat.tokens[targets]),
+        labels=_to_device(tokens[local[rows] + 1]),
         targets=targets,
         sequence_of_row=chosen[segment[rows]],
         segment_of_row=segment[rows],

@@ -1,15 +1,15 @@
 """From rollouts to mini-batches: each trained token's advantage, the same on every rank.
 
-Every rank holds the step's whole batch and computes the same numbers, so that means over groups,
-rollouts and the batch are global without communication. Axes: N samples, R trained tokens in
-order, T all tokens of all samples end to end.
+Every rank sees the step's whole batch and computes the same numbers, so that means are global
+without communication; it keeps those of its own part. Axes: N samples, R trained tokens in order, T
+all tokens of all samples end to end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,19 +23,35 @@ from engines.algorithms.sample_rules import counts, trains
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics.ratios import LOG_BOUND
 from engines.megatron.parallel import Layout
-from engines.megatron.train.pack import FlatSequences, flatten
+from engines.megatron.train.pack import FlatSequences, sparse_zeros
 from engines.megatron.train.rl_objective import RlObjective, RlTargets
 from engines.megatron.train.turns import turns_of
 from engines.step_inputs import StepInputs
 from engines.types import Sample
-from infra.errors import AgreementError, TrainingStopped
+from infra.config import Choice
+from infra.errors import TrainingStopped
 
 if TYPE_CHECKING:
     from engines.megatron.train.teachers import TeacherScores
 
 Floats = NDArray[np.float32]
+BLOCK_TOKENS = 1 << 18
+"""about how many are worked on at once: a hundred bytes for each are needed"""
 LEAST_LOGPROB = -1000.0
 """an engine may say that a token which it sampled had no probability at all"""
+
+
+def is_by_group(algorithm: Algorithm) -> bool:
+    """Whether nothing but its group's samples decides what a sample is worth, and no model's
+    numbers do."""
+    advantage, kl = algorithm.advantage, algorithm.kl
+    return (
+        isinstance(advantage, Choice)
+        and not advantage.whiten
+        and not {"critic", "teachers", "reference"}.intersection(advantage.needs)
+        and not algorithm.compares_engines
+        and not (kl.coef and kl.place == "reward")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +69,12 @@ class RlBatch:
     rollouts: NDArray[np.int64]
     """[N] number of each sample's rollout, in order of appearance"""
     engine_logprobs: Floats
-    """of all samples' tokens, at least LEAST_LOGPROB"""
+    """of all samples' tokens, at least LEAST_LOGPROB; of those that `fill` was told of"""
 
     @staticmethod
-    def of(samples: Sequence[Sample], algorithm: Algorithm) -> RlBatch:
-        """Raises TrainingStopped if no sample is trainable. The rules are in `sample_rules`."""
+    def of(samples: Sequence[Sample], algorithm: Algorithm, *, is_filled: bool = True) -> RlBatch:
+        """Raises TrainingStopped if no sample is trainable. The rules are in `sample_rules`.
+        `is_filled`: `engine_logprobs` are all there."""
         kept = [s for s in samples if trains(s, algorithm.truncated)]
         if not kept:
             raise TrainingStopped(
@@ -65,20 +82,39 @@ class RlBatch:
                 " aborted, are masked as truncated, or have no trained token"
             )
         reward_only = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
+        batch = RlBatch._of_kept(kept, reward_only)
+        batch.fill(range(len(batch.samples)) if is_filled else ())
+        return batch
+
+    @staticmethod
+    def _of_kept(kept: list[Sample], reward_only: list[Sample]) -> RlBatch:
         samples = [*kept, *reward_only]
         flat = FlatSequences.of([s.tokens for s in samples], [s.loss_mask for s in samples])
         learned = flat
         if reward_only:
             learned = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
-        logprobs = flatten([s.logprobs for s in samples], np.float32)
         return RlBatch(
             samples=samples,
             flat=flat,
             learned=learned,
             num_trained=learned.num_trained,
             rollouts=_numbered([(s.group_id, s.rollout_id) for s in samples]),
-            engine_logprobs=np.maximum(logprobs, LEAST_LOGPROB, dtype=np.float32),
+            engine_logprobs=sparse_zeros(flat.num_tokens),
         )
+
+    def fill(self, indices: Iterable[int]) -> None:
+        """Have the engine's logprobs of these samples."""
+        for n in indices:
+            self._of_sample(self.engine_logprobs, n)[:] = self.engine(n)
+
+    def engine(self, n: int) -> Floats:
+        """A sample's, whether they were filled in or not."""
+        return np.maximum(self.samples[n].logprobs, LEAST_LOGPROB, dtype=np.float32)
+
+    def _of_sample(self, values: NDArray[Any], n: int) -> NDArray[Any]:
+        """A view of a sample's own among [T] values."""
+        first = int(self.flat.starts[n])
+        return values[first : first + int(self.flat.lengths[n])]
 
     def mini_batches(self, count: int, seed: int, step: int) -> Iterator[NDArray[np.int64]]:
         """Indices of the samples of each of `count` (or fewer) mini-batches, shuffled by the seed
@@ -103,14 +139,20 @@ class RlBatch:
         values: Floats | None = None,
         token_rewards: Floats | None = None,
         teachers: TeacherScores | None = None,
+        own: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> RlTargets:
-        """What the step's tokens are worth, before its first update.
+        """What the step's tokens are worth, before its first update; with `own`, those of these
+        samples, if nothing but its group decides what a sample is worth (`is_by_group`).
 
         `trainer` and `reference` are logprobs of the present and the first weights on the tokens
         of `scored`, `values` the critic's [T] and `token_rewards` those of `kl_rewards`, where the
         algorithm asks for them.
         """
         old = self.engine_logprobs if trainer is None else trainer
+        in_loss = reference if algorithm.kl.coef and algorithm.kl.place == "loss" else None
+        if own is not None:
+            worth = self._by_group(algorithm, np.asarray(own))
+            return RlTargets(self.engine_logprobs, old, worth, reference=in_loss)
         if token_rewards is None:
             token_rewards = self.kl_rewards(algorithm, trainer, reference)
         tokens = self._step_tokens(algorithm, old, token_rewards, values, reference, teachers)
@@ -130,9 +172,42 @@ class RlBatch:
             old_logprobs=old,
             advantages=self._spread(advantages(algorithm.advantage, tokens)),
             weights=weights,
-            reference=reference if algorithm.kl.coef and algorithm.kl.place == "loss" else None,
+            reference=in_loss,
             metrics=metrics,
         )
+
+    def _by_group(self, algorithm: Algorithm, own: NDArray[np.int64]) -> Floats:
+        """[T] advantages of these samples, a few groups at a time."""
+        worth = sparse_zeros(self.learned.num_tokens)
+        is_own = np.zeros(len(self.samples), np.bool_)
+        is_own[own] = True
+        for chosen in filter(lambda each: is_own[each].any(), self._blocks()):
+            trained = chosen[chosen < len(self.num_trained)]
+            part = self._of_kept(
+                [self.samples[n] for n in trained],
+                [self.samples[n] for n in chosen[len(trained) :]],
+            )
+            part.fill(range(len(chosen)))
+            nothing = np.zeros(part.flat.num_tokens, np.float32)
+            tokens = part._step_tokens(algorithm, part.engine_logprobs, nothing, None)
+            found = part._spread(advantages(algorithm.advantage, tokens))
+            for place, n in enumerate(trained.tolist()):
+                if is_own[n]:
+                    self._of_sample(worth, n)[:] = part._of_sample(found, place)
+        return worth
+
+    def _blocks(self) -> Iterator[NDArray[np.int64]]:
+        """All samples, ascending in each part: whole groups of about BLOCK_TOKENS together."""
+        groups = _numbered([s.group_id for s in self.samples])
+        by_group = np.argsort(groups, kind="stable")
+        sizes = np.bincount(groups, self.flat.lengths)
+        ends = np.cumsum(np.bincount(groups))
+        first, tokens = 0, 0.0
+        for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
+            tokens += size
+            if tokens >= BLOCK_TOKENS or end == len(groups):
+                yield np.sort(by_group[first:end])
+                first, tokens = end, 0.0
 
     def scored(self, algorithm: Algorithm) -> FlatSequences:
         """What the trainer and the reference score: the samples to train on, and where each token's
@@ -146,7 +221,7 @@ class RlBatch:
         """What each token's distance from the reference costs it, of all samples' tokens; zeros
         without such a term. A token counts as at most 20 nats away."""
         kl, flat = algorithm.kl, self.flat
-        rewards = np.zeros(len(flat.tokens), np.float32)
+        rewards = np.zeros(flat.num_tokens, np.float32)
         if reference is None or kl.place != "reward":
             return rewards
         places = np.flatnonzero(flat.trained)
@@ -163,7 +238,7 @@ class RlBatch:
         if target is None:
             raise ValueError(f"advantage {algorithm.advantage.kind} needs no critic")
         if token_rewards is None:
-            token_rewards = np.zeros(len(self.flat.tokens), np.float32)
+            token_rewards = np.zeros(self.flat.num_tokens, np.float32)
         tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
         return self._spread(critic_targets(target, tokens))
 
@@ -286,34 +361,26 @@ class RlBatch:
         """Where the trained tokens are among all T, of all samples or of these."""
         if indices is None:
             return np.flatnonzero(self.learned.trained)
-        chosen = np.zeros(len(self.num_trained), np.bool_)
-        chosen[indices] = True
-        return np.flatnonzero(self.learned.trained & np.repeat(chosen, self.learned.lengths))
+        places = [self.trained_in(n) for n in np.sort(indices).tolist()]
+        return np.concatenate([np.empty(0, np.int64), *places])
 
-    def lags(self, places: NDArray[np.int64], version: int | None) -> torch.Tensor:
-        """[R] the policy's version minus that of each token; None: the newest token's."""
-        kept = [s.weight_versions.of_each() for s in self.samples[: len(self.num_trained)]]
-        versions = flatten(kept, np.int64)[places]
-        newest = int(versions.max()) if version is None else version
-        return torch.from_numpy(newest - versions)
+    def trained_in(self, n: int) -> NDArray[np.int64]:
+        """The same of one sample."""
+        return self.learned.starts[n] + np.flatnonzero(self._of_sample(self.learned.trained, n))
 
     def of_shown(
-        self, inputs: StepInputs, logprobs: Floats, places: NDArray[np.int64]
+        self, inputs: StepInputs, logprobs: Floats, indices: NDArray[np.int64]
     ) -> dict[int, Floats]:
-        """`TrainedStep.logprobs`, from those [T] that are known at `places`."""
+        """`TrainedStep.logprobs`, from those [T] that are known of the samples `indices`."""
         trained = (i for i, s in enumerate(inputs.samples) if trains(s, inputs.algorithm.truncated))
         number_of = {position: number for number, position in enumerate(trained)}
-        known = np.zeros(len(logprobs), np.bool_)
-        known[places] = True
-        found: dict[int, Floats] = {}
+        known, found = set(indices.tolist()), dict[int, Floats]()
         for position in inputs.shown:
-            number = number_of.get(position)
-            if number is None:
-                continue
-            first = int(self.learned.starts[number])
-            its = slice(first, first + int(self.learned.lengths[number]))
-            if known[its].any():
-                found[position] = np.where(known[its], logprobs[its], np.float32(0))
+            number = number_of.get(position, -1)
+            if number in known:
+                is_trained = self._of_sample(self.learned.trained, number)
+                its = self._of_sample(logprobs, number)
+                found[position] = np.where(is_trained, its, np.float32(0))
         return found
 
     def _at(self, values: Floats) -> torch.Tensor:
@@ -322,7 +389,7 @@ class RlBatch:
 
     def _spread(self, values_R: torch.Tensor) -> Floats:
         """[T] of values of the trained tokens; 0 elsewhere."""
-        whole = np.zeros(len(self.learned.tokens), np.float32)
+        whole = np.zeros(self.learned.num_tokens, np.float32)
         whole[self.trained()] = values_R.numpy()
         return whole
 
@@ -331,31 +398,3 @@ def _numbered(names: Sequence[object]) -> NDArray[np.int64]:
     """Equal names get equal numbers, counted from 0 in order of appearance."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
-
-
-def check_agreement(
-    trainer: Floats, places: NDArray[np.int64], gate: float, batch: RlBatch
-) -> None:
-    """Raise AgreementError if the engine's logprobs at `places` are further than the gate from the
-    trainer's [T], on average, each token's at most 20 nats; the message names the worst of them.
-    Equal on all ranks.
-    """
-    engine = batch.engine_logprobs
-    difference = np.abs(trainer[places].astype(np.float64) - engine[places])
-    mean = float(np.minimum(difference, LOG_BOUND).mean()) if len(places) else 0.0
-    if mean <= gate:
-        return
-    difference = np.nan_to_num(difference, nan=np.inf)
-    place = int(places[difference.argmax()])
-    index = int(np.searchsorted(batch.learned.starts, place, side="right")) - 1
-    position = place - int(batch.learned.starts[index])
-    sample = batch.samples[index]
-    version = sample.weight_versions.of_each()[position]
-    raise AgreementError(
-        f"trainer and engine disagree: mean |logprob difference| {mean:.2e} over the gate"
-        f" {gate:.0e}. Worst at sample {sample.sample_index} of {sample.problem_id} (rollout"
-        f" {sample.rollout_id}), token position {position} (id {sample.tokens[position]}, weight"
-        f" version {version}): trainer {trainer[place]:.5f}, engine"
-        f" {engine[place]:.5f}. Nothing was trained on; check that the engine serves the"
-        " trainer's weights and precision"
-    )

@@ -5,15 +5,15 @@ samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-bat
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from engines.algorithms.corrections.mismatch import mismatch_metrics
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train.rl_batch import RlBatch, check_agreement
+from engines.megatron.train.agreement import check_agreement, known_tokens, mismatch_of
+from engines.megatron.train.rl_batch import RlBatch, is_by_group
 from engines.megatron.train.rl_objective import RlObjective
 from engines.megatron.train.stopwatch import Stopwatch
 from engines.step_inputs import StepInputs, TrainedStep, Values
@@ -28,28 +28,33 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     began = Stopwatch.start()
     trainer.scored_flops = 0.0  # of an agreement measured between two steps
     algorithm, token_rewards = inputs.algorithm, inputs.token_rewards
-    batch = RlBatch.of(inputs.samples, algorithm)
+    alone = is_by_group(algorithm) and inputs.values is None and token_rewards is None
+    batch = RlBatch.of(inputs.samples, algorithm, is_filled=not alone)
+    parts = list(batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done))
+    own = trainer.own_part(batch.learned, parts) if alone else None
+    if own is not None:
+        batch.fill(own.tolist())
     old = _old(trainer, batch, algorithm)
     reference = _reference(trainer, batch, algorithm) if _reads_reference(inputs) else None
     teachers = None
     if "teachers" in algorithm.needs:
         assert trainer.teachers is not None, f"{algorithm.advantage.kind}: no teachers are loaded"
         teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
-    targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers)
+    targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers, own)
     mismatch: dict[str, float] = {}
     shown: dict[int, Values] = {}
     steps: list[StepStats] = []
     norms: list[float] = []
-    for indices in batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done):
+    for indices in parts:
         objective = batch.objective(algorithm, trainer.layout, targets, indices)
         stats = trainer.forward_backward(batch.learned, indices, objective)
         if not steps:
-            ours, places = _before_updates(trainer, batch, old, objective, indices)
-            mismatch = _mismatch(batch, ours, places, inputs.version)
-            shown = batch.of_shown(inputs, ours, places)
+            ours, those = _before_updates(trainer, batch, old, objective, indices)
+            known = partial(known_tokens, batch, ours, those, inputs.version)
+            mismatch = mismatch_of(known(), int(batch.num_trained[those].sum()))
+            shown = batch.of_shown(inputs, ours, those)
             if inputs.gate:
-                of_now = places[(batch.lags(places, inputs.version) == 0).numpy()]
-                check_agreement(ours, of_now, algorithm.agreement_gate, batch)
+                check_agreement(known(), algorithm.agreement_gate, batch)
         objective.seen.clear()
         steps.append(stats)
         norms.append(trainer.update())
@@ -95,24 +100,11 @@ def _before_updates(
     objective: RlObjective,
     indices: NDArray[np.int64],
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The trainer's logprobs [T] before any update, and the tokens that have one: all where they
+    """The trainer's logprobs [T] before any update, and the samples that have them: all where they
     were recomputed, else those of the first mini-batch."""
     if old is not None:
-        return old, batch.trained()
-    return trainer.gathered(objective.seen, len(batch.learned.tokens)), batch.trained(indices)
-
-
-def _mismatch(
-    batch: RlBatch,
-    trainer: NDArray[np.float32],
-    places: NDArray[np.int64],
-    version: int | None,
-) -> dict[str, float]:
-    return mismatch_metrics(
-        torch.from_numpy(trainer[places]),
-        torch.from_numpy(batch.engine_logprobs[places]),
-        batch.lags(places, version),
-    )
+        return old, np.arange(len(batch.num_trained))
+    return trainer.gathered(objective.seen, batch.learned.num_tokens), indices
 
 
 def _means(steps: list[StepStats], algorithm: Algorithm) -> dict[str, float]:

@@ -85,7 +85,7 @@ class Teachers:
         domains = [s.domain for s in batch.samples]
         self._check_domains(domains)
         trained = batch.trained()
-        logprobs_KT = np.full((len(self._models), len(batch.learned.tokens)), np.nan, np.float32)
+        logprobs_KT = np.full((len(self._models), batch.learned.num_tokens), np.nan, np.float32)
         for row, (domain, model) in zip(logprobs_KT, self._models.items(), strict=True):
             chosen = _places(domain, domains[: len(batch.num_trained)])
             if len(chosen):

@@ -174,6 +174,10 @@ class Training:
         return stats
 
     def _packs(self, flat: FlatSequences, indices: np.ndarray) -> list[Pack]:
+        return [build_pack(flat, part, self.layout) for part in self._plan(flat, indices)]
+
+    def _plan(self, flat: FlatSequences, indices: np.ndarray) -> list[list[int]]:
+        """The sequences of each of this rank's micro-batches."""
         parallel = self.layout.parallel
         plan = plan_micro_batches(
             flat.lengths[indices].tolist(),
@@ -182,10 +186,14 @@ class Training:
             parallel.dp,
             self._flops(flat)[indices].tolist(),
         )
-        return [
-            build_pack(flat, [int(indices[i]) for i in micro_batch], self.layout)
-            for micro_batch in plan[self.layout.dp_rank]
-        ]
+        return [[int(indices[i]) for i in part] for part in plan[self.layout.dp_rank]]
+
+    def own_part(
+        self, flat: FlatSequences, mini_batches: Sequence[NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        """The sequences on which this rank trains when it trains on all of these."""
+        parts = (part for each in mini_batches for part in self._plan(flat, each))
+        return np.unique(np.array([number for part in parts for number in part], np.int64))
 
     def _flops(self, flat: FlatSequences) -> NDArray[np.float64]:
         """Of each sequence, forward and backward."""
@@ -197,7 +205,7 @@ class Training:
         """Run Megatron's schedule; returns what `forward` left on the last pipeline stage."""
         return self._run_schedule(
             forward_step_func=forward,
-            data_iterator=iter(packs),
+            data_iterator=_in_turn(packs, self.layout.parallel.pp),
             model=[self._ddp],
             num_microbatches=len(packs),
             # Shapes travel with the tensors (variable_seq_lengths); these are not used.
@@ -258,7 +266,7 @@ class Training:
         self.scored_flops += float(self._flops(flat)[chosen].sum()) / 3
         scored = self._schedule(packs, scoring_step(head), forward_only=True)
         pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
-        return self.gathered(pairs, len(flat.tokens))
+        return self.gathered(pairs, flat.num_tokens)
 
     def gathered(self, scored: Sequence[tuple[Pack, Tensor]], total: int) -> NDArray[np.float32]:
         """All ranks' scores of their packs' trained tokens as one [total] array, everywhere."""
@@ -373,6 +381,15 @@ class Training:
         for _ in self.hf_tensors():
             pass
         return {}
+
+
+def _in_turn(packs: Sequence[Pack], under_way: int) -> Iterator[Pack]:
+    """Each pack; the angles of one are given back when its backward pass is over, as at most
+    `under_way` of them are between their passes: they take more than all else of a pack."""
+    for number, pack in enumerate(packs):
+        if number >= under_way:
+            packs[number - under_way].forget_angles()
+        yield pack
 
 
 def _freeze_attention(network: PackedModel) -> None:

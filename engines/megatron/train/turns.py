@@ -29,9 +29,9 @@ def turns_of(samples: Sequence[Sample], flat: FlatSequences, num_trained: int) -
     # An observation begins where the turn before ended, or with its sample.
     ended = np.maximum.accumulate(np.where(ends, np.arange(len(ends)), -1))
     since = np.maximum(ended[places], flat.starts[of_sample])
-    numbers: dict[tuple[str, bytes], int] = {}
+    tokens, numbers = flat.tokens, dict[tuple[str, bytes], int]()
     states = [
-        numbers.setdefault((samples[n].group_id, flat.tokens[start:end].tobytes()), len(numbers))
+        numbers.setdefault((samples[n].group_id, tokens[start:end].tobytes()), len(numbers))
         for n, start, end in zip(of_sample.tolist(), since.tolist(), places.tolist(), strict=True)
     ]
     turns = (np.cumsum(begins) - 1)[flat.trained]

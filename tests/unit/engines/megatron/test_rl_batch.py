@@ -266,14 +266,6 @@ def test_a_kl_in_the_reward_is_no_term_of_the_loss() -> None:
     assert batch.targets(algorithm, None, reference).reference is reference
 
 
-def test_lags_are_counted_from_the_policys_version() -> None:
-    batch = RlBatch.of([sample("a", version=3), sample("b", version=5)], Algorithm())
-    assert batch.lags(batch.trained(), 7).tolist() == [4, 4, 2, 2]
-    # Not told: from the newest token.
-    assert batch.lags(batch.trained(), None).tolist() == [2, 2, 0, 0]
-    assert batch.trained(np.array([1])).tolist() == [6, 7]
-
-
 # With a critic
 
 

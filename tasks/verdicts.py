@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from engines.algorithms.choices import Need
+from engines.algorithms.parts import Need
 from engines.rollout.bounds import FILLS_CONTEXT, way_out
 from engines.rollout.metrics import first_samples, outcome
 from engines.types import Group, Sample, Status

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engines.algorithms.choices import (
-    DisLoss,
+from engines.algorithms.advantages import (
     DistillationAdvantage,
     GroupAdvantage,
-    GspoLoss,
-    ReinforceLoss,
     ReinforcePlusPlusAdvantage,
 )
+from engines.algorithms.losses import DisLoss, GspoLoss, ReinforceLoss
 from engines.algorithms.spec import Algorithm
 
 

@@ -19,7 +19,7 @@ from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajec
 from engines.fault import Fault, guarded
 
 if TYPE_CHECKING:
-    from engines.algorithms.choices import Need
+    from engines.algorithms.parts import Need
 
 TOLERANCE = 1e-5
 _GIVEN: tuple[Need, ...] = ("critic", "reference", "teachers", "turns")

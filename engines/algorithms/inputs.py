@@ -7,14 +7,13 @@ Axes: N samples of a step, R trained tokens (sample by sample, in order), S step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from engines.algorithms.statistics import LOG_BOUND, bounded
 
-from engines.algorithms.statistics.ratios import LOG_BOUND, bounded
-from engines.algorithms.statistics.sequence_sums import sequence_sums
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +143,8 @@ class LossInputs:
     def sequence_mean(self, values_R: Tensor) -> Tensor:
         """Mean over each sequence's trained tokens, given to each of them: [R], differentiable,
         exact when context parallelism splits the sequence. A collective: all ranks call it."""
+        from engines.algorithms.sequence_sums import sequence_sums
+
         sums_B = sequence_sums(
             values_R, self.segment_R, len(self.num_trained_B), group=self.cp_group
         )
@@ -163,4 +164,6 @@ class PolicyLoss:
 
 def sequence_lengths(tokens: StepTokens) -> Tensor:
     """Trained tokens of each sample, [N] long."""
+    import torch
+
     return torch.bincount(tokens.sequence_R, minlength=len(tokens.rewards_N))

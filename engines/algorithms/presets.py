@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from engines.algorithms.unwritten import is_unwritten
+from engines.algorithms.parts import is_unwritten
 
 Preset = Literal[
     "grpo",

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import CoreSchema
 
-from engines.algorithms.choices import (
-    Advantage,
-    Aggregation,
-    ClipLoss,
-    Correction,
-    GroupAdvantage,
-    Kl,
-    Loss,
-    Need,
-    Opsm,
-    Overlong,
-    TokenMean,
-)
+from engines.algorithms.advantages import Advantage, GroupAdvantage
+from engines.algorithms.aggregation import Aggregation, TokenMean
+from engines.algorithms.corrections import Correction, Opsm
+from engines.algorithms.losses import ClipLoss, Loss
+from engines.algorithms.parts import Need, nullable
+from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.presets import Preset, composed
-from engines.algorithms.unwritten import nullable
 from infra.config import Config
 
 if TYPE_CHECKING:

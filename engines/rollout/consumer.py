@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engines.algorithms.sample_rules import trains
+from engines.algorithms.aggregation import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.producer import Sampled, trainable
 from engines.rollout.protocols import PolicyTrainer, PublishedWeights, ValueTrainer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from engines.algorithms.choices import Need
+from engines.algorithms.parts import Need
 from engines.fault import Fault
 
 Contract: TypeAlias = Literal["advantage", "loss", "data-source", "group-filter", "buffer"]
@@ -54,8 +54,8 @@ def _of_algorithm(
     options: Mapping[str, Any],
     needs: Collection[Need],
 ) -> Sequence[Fault]:
-    from engines.algorithms.build import custom
     from engines.algorithms.contract import advantage_faults, loss_faults
+    from engines.algorithms.parts import custom
 
     part = custom(kind, name, dict(options))
     return advantage_faults(part, needs) if kind == "advantage" else loss_faults(part)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from rich.markup import escape
 
-from engines.algorithms.choices import Need
+from engines.algorithms.parts import Need
 from flows.checks.contracts import faults_of
 from flows.checks.trial.parts import findings_about
 from flows.command.hook_kinds import (

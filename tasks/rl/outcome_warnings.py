@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from engines.algorithms.choices import Need
+from engines.algorithms.parts import Need
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
 from tasks.series import FEWEST_POINTS, Series

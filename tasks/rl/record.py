@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from engines.algorithms.choices import Need
+from engines.algorithms.parts import Need
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.evaluator import Evaluated

@@ -18,13 +18,14 @@ def edited(file: Path, added: str = "\n# edited\n") -> Generator[None]:
         file.write_text(text)
 
 
-def change_every_function(file: Path) -> None:
+def change_functions(file: Path, name: str = "") -> None:
     text = file.read_text().splitlines()
     functions = [
         node
         for node in ast.walk(ast.parse("\n".join(text)))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name in ("", node.name)
     ]
+    assert functions, f"{file} has no function {name}"
     for node in sorted(functions, key=lambda node: -node.body[-1].lineno):
         last = node.body[-1]
         if last.lineno > node.lineno:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.algorithms.losses.value_loss import value_loss
+from engines.algorithms.losses import value_loss
 from engines.megatron.hf.folder import HfWeights, write_critic_folder
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.objectives import MicroBatchLoss, stacked

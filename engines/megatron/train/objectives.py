@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.algorithms.losses.supervised import supervised_loss
+from engines.algorithms.losses import supervised_loss
 from engines.megatron.train.pack import Pack
 
 

@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, critic_targets, our_part, policy_loss
-from engines.algorithms.choices import ConstantMean, Kl, Overlong, Weight
+from engines.algorithms.advantages import CRITIC_TARGETS, advantages
+from engines.algorithms.aggregation import ConstantMean, counts, shares, trains
+from engines.algorithms.corrections import Weight
 from engines.algorithms.inputs import CountedOnly, StepTokens, Trajectories
-from engines.algorithms.sample_rules import counts, trains
+from engines.algorithms.losses import policy_loss
+from engines.algorithms.parts import our_part
+from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
-from engines.algorithms.statistics.ratios import LOG_BOUND
+from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
 from engines.megatron.train.pack import FlatSequences, sparse_zeros
 from engines.megatron.train.rl_objective import RlObjective, RlTargets
@@ -73,7 +75,7 @@ class RlBatch:
 
     @staticmethod
     def of(samples: Sequence[Sample], algorithm: Algorithm, *, is_filled: bool = True) -> RlBatch:
-        """Raises TrainingStopped if no sample is trainable. The rules are in `sample_rules`.
+        """Raises TrainingStopped if no sample is trainable. The rules are in `aggregation`.
         `is_filled`: `engine_logprobs` are all there."""
         kept = [s for s in samples if trains(s, algorithm.truncated)]
         if not kept:
@@ -240,7 +242,7 @@ class RlBatch:
         if token_rewards is None:
             token_rewards = np.zeros(self.flat.num_tokens, np.float32)
         tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
-        return self._spread(critic_targets(target, tokens))
+        return self._spread(our_part(CRITIC_TARGETS)(target, tokens))
 
     def valued(self, algorithm: Algorithm) -> FlatSequences:
         """The sequences with every token marked whose state needs a value: the trained ones, or

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.algorithms.build import LossFunction, our_part
-from engines.algorithms.choices import Kl, Opsm
+from engines.algorithms.corrections import Opsm
 from engines.algorithms.inputs import LossInputs
+from engines.algorithms.losses import LossFunction
+from engines.algorithms.parts import our_part
+from engines.algorithms.penalties import UNBIASED_KL, Kl
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
@@ -143,7 +145,7 @@ class RlObjective:
             return None
         reference_R = self._at(reference, pack.targets, tokens.logprobs_R)
         if kl.unbiased:
-            unbiased_kl = our_part("engines.algorithms.kl:unbiased_kl")
+            unbiased_kl = our_part(UNBIASED_KL)
             return unbiased_kl(tokens.logprobs_R, tokens.old_logprobs_R, reference_R, kl.estimator)
         return our_part(Kl.code)(tokens.logprobs_R, reference_R, kl.estimator)
 

@@ -51,7 +51,7 @@ class RlTrainer(SftTrainer):
     def rl_step(self, inputs: StepInputs) -> TrainedStep:
         """Train on one batch of rollouts: `algorithm.mini_batches` optimizer steps.
 
-        What becomes of samples that cannot be trained on: `engines.algorithms.sample_rules`. With
+        What becomes of samples that cannot be trained on: `engines.algorithms.aggregation`. With
         `gate`, the mean difference between trainer and engine logprobs of tokens that the present
         weights wrote, before any update, must not pass `algorithm.agreement_gate`. Raises
         AgreementError, TrainingStopped.

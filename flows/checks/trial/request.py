@@ -10,7 +10,9 @@ from pydantic import Field
 
 from curricula.built_in import BUILT_IN as CURRICULA
 from curricula.of_rows import OF_LIBRARIES, OF_ROWS
-from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
+from engines.algorithms.advantages import CustomAdvantage
+from engines.algorithms.losses import CustomLoss
+from engines.algorithms.parts import Need
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import Split
 from flows.checks.contracts import Contract

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 
-from engines.algorithms.choices import DistillationAdvantage, GaeAdvantage
+from engines.algorithms.advantages import DistillationAdvantage, GaeAdvantage
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
 from engines.step_inputs import StepInputs

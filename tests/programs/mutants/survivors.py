@@ -89,14 +89,24 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "a sum over one rank is that rank's: only a call is saved",
         ),
     ],
-    "engines/algorithms/statistics/gae.py": [
+    "engines/algorithms/statistics.py": [
         Survivor(
             "for back in range(1, max(descending, default=0)):",
             ("constant: 0 -> 1",),
             "range(1, 1) is as empty as range(1, 0)",
         ),
+        Survivor(
+            "num_rollouts = int(tokens.rollout_N.max()) + 1",
+            ("constant: 1 -> 2",),
+            "one more sum, which no rollout reads",
+        ),
+        Survivor(
+            "return int(group_N.max()) + 1 if len(group_N) else 0",
+            ("constant: 1 -> 2", "constant: 0 -> 1"),
+            "one more group, which no rollout reads",
+        ),
     ],
-    "engines/algorithms/corrections/mismatch.py": [
+    "engines/algorithms/corrections.py": [
         Survivor(
             "return dict(zip(QUANTILES, found.tolist(), strict=True))",
             (
@@ -105,6 +115,11 @@ KNOWN: Mapping[str, list[Survivor]] = {
                 "constant: True -> False",
             ),
             "one value is found for each",
+        ),
+        Survivor(
+            "if TYPE_CHECKING:",
+            ("return: if TYPE_CHECKING -> if False",),
+            "for type checkers only",
         ),
     ],
     "engines/algorithms/contract.py": [
@@ -194,7 +209,7 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "there is no fourth sequence",
         ),
     ],
-    "engines/algorithms/build.py": [
+    "engines/algorithms/parts.py": [
         Survivor(
             "return partial(function, **options)",
             ("keyword: partial(function, **options) -> partial(function)",),
@@ -202,28 +217,12 @@ KNOWN: Mapping[str, list[Survivor]] = {
             is_equivalent=False,
         ),
     ],
-    "engines/algorithms/advantages/rollouts.py": [
-        Survivor(
-            "num_rollouts = int(tokens.rollout_N.max()) + 1",
-            ("constant: 1 -> 2",),
-            "one more sum, which no rollout reads",
-        ),
-    ],
-    "engines/algorithms/statistics/groups.py": [
-        Survivor(
-            "return int(group_N.max()) + 1 if len(group_N) else 0",
-            ("constant: 1 -> 2", "constant: 0 -> 1"),
-            "one more group, which no rollout reads",
-        ),
-    ],
-    "engines/algorithms/losses/clip.py": [
+    "engines/algorithms/losses.py": [
         Survivor(
             "is_over_R = (advantages_R < 0) & (loss_R > ceiling_R)",
             ("comparison: advantages_R < 0 -> advantages_R <= 0",),
             "at advantage 0 the loss and its ceiling are 0, and neither is above the other",
         ),
-    ],
-    "engines/algorithms/losses/value_loss.py": [
         Survivor(
             "is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)",
             ("comparison: bounded_R > error_R -> bounded_R >= error_R",),
@@ -235,8 +234,15 @@ KNOWN: Mapping[str, list[Survivor]] = {
             ("comparison: moved_R.abs() > clip -> moved_R.abs() >= clip",),
             "a value exactly on the bound is its own bounded value",
         ),
+        Survivor(
+            "never_R = torch.zeros_like(tokens.advantages_R, dtype=torch.bool)",
+            (
+                "keyword: torch.zeros_like(tokens.advantages_R, dtype=torch.bool) -> torch.zeros_like(tokens.advantages_R)",
+            ),
+            "nothing is clipped: 0 and False are averaged alike",
+        ),
     ],
-    "engines/algorithms/statistics/sequence_sums.py": [
+    "engines/algorithms/sequence_sums.py": [
         Survivor(
             "if group is None or group.size() == 1:",
             ("constant: 1 -> 0",),
@@ -342,22 +348,6 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "heapq.heapreplace(loads, (load + costs[index], number + 1, share))",
             ("constant: 1 -> 2",),
             "every share counts in the same steps",
-        ),
-    ],
-    "engines/algorithms/corrections/correction.py": [
-        Survivor(
-            "if TYPE_CHECKING:",
-            ("return: if TYPE_CHECKING -> if False",),
-            "for type checkers only",
-        ),
-    ],
-    "engines/algorithms/losses/reinforce.py": [
-        Survivor(
-            "never_R = torch.zeros_like(tokens.advantages_R, dtype=torch.bool)",
-            (
-                "keyword: torch.zeros_like(tokens.advantages_R, dtype=torch.bool) -> torch.zeros_like(tokens.advantages_R)",
-            ),
-            "nothing is clipped: 0 and False are averaged alike",
         ),
     ],
 }

@@ -16,8 +16,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from engines.algorithms import choices
+from engines.algorithms.advantages import Advantage
 from engines.algorithms.inputs import LossInputs, StepTokens, Trajectories
+from engines.algorithms.losses import Loss
 from tests.programs.proof import reference
 from tests.programs.proof.estimators import kinds
 from tests.programs.proof.reference import Reply, Rows
@@ -75,7 +76,7 @@ LOSSES: dict[str, list[tuple[dict[str, Any], Callable[..., list[float]]]]] = {
 
 def advantage_cases() -> list[Any]:
     """(row, spec, reference) of each kind and knobs."""
-    classes = _classes(choices.Advantage)
+    classes = _classes(Advantage)
     return [
         (f"advantage {kind}", classes[kind](kind=kind, whiten=whiten, **knobs), anew)
         for kind, forms in ADVANTAGES.items()
@@ -86,7 +87,7 @@ def advantage_cases() -> list[Any]:
 
 def loss_cases() -> list[Any]:
     """(row, spec, reference) of each kind and knobs."""
-    classes = _classes(choices.Loss)
+    classes = _classes(Loss)
     return [
         (f"loss {kind}", classes[kind](kind=kind, **knobs), anew)
         for kind, forms in LOSSES.items()

@@ -14,14 +14,18 @@ from types import FunctionType
 from typing import Any, get_args
 
 import engines.algorithms
-from engines.algorithms import choices, contract
-from engines.algorithms.kl import Estimator
+from engines.algorithms import contract
+from engines.algorithms.advantages import Advantage
+from engines.algorithms.aggregation import Aggregation
+from engines.algorithms.corrections import Level, Rejection
+from engines.algorithms.losses import Loss
+from engines.algorithms.penalties import Estimator
 
 UNIONS: dict[str, Any] = {
-    "advantage": choices.Advantage,
-    "loss": choices.Loss,
-    "reject": choices.Rejection,
-    "aggregation": choices.Aggregation,
+    "advantage": Advantage,
+    "loss": Loss,
+    "reject": Rejection,
+    "aggregation": Aggregation,
 }
 OF_UNIONS = {
     "group_advantages",
@@ -47,6 +51,15 @@ OF_UNIONS = {
     "bounded",
     # From a spec to the functions above, and to the user's own.
     "advantages",
+    "with_settings",
+    "grpo_advantages",
+    "rloo_advantages",
+    "opo_advantages",
+    "gigpo_advantages",
+    "reinforce_plus_plus_advantages",
+    "reinforce_plus_plus_baseline_advantages",
+    "gae_advantages",
+    "opd_advantages",
     "critic_targets",
     "our_part",
     "of_rollouts",
@@ -94,7 +107,7 @@ def estimators() -> list[str]:
     rows: list[str] = []
     for part, union in UNIONS.items():
         rows += [f"{part} {kind}" for kind in kinds(union) if kind != "custom"]
-    rows += [f"weight {level}" for level in get_args(choices.Level)]
+    rows += [f"weight {level}" for level in get_args(Level)]
     rows += [f"kl {name}" for name in get_args(Estimator)]
     return rows + list(dict.fromkeys(FUNCTIONS.values()))
 

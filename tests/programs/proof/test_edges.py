@@ -9,20 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.algorithms import choices
-from engines.algorithms.advantages.critic import length_adaptive_lambda
+from engines.algorithms import corrections, losses
+from engines.algorithms.advantages import (
+    DistillationAdvantage,
+    GaeAdvantage,
+    advantages,
+    critic_targets,
+    distillation_advantages,
+    length_adaptive_lambda,
+)
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, critic_targets, policy_loss
-from engines.algorithms.corrections.correction import corrected
-from engines.algorithms.corrections.mismatch import mismatch_metrics
-from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.distillation import distillation_advantages
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.kl import kl_estimate, unbiased_kl
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
-from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.statistics.whitening import whitened
+from engines.algorithms.penalties import kl_estimate, overlong_penalty, unbiased_kl
+from engines.algorithms.statistics import whitened
 from tests.programs.proof.cases import advantage_cases, doubles, loss_cases, replies, step_of
 
 pytestmark = pytest.mark.unit
@@ -75,10 +74,10 @@ def test_one_reply_of_one_token_has_a_finite_advantage(row, spec, anew) -> None:
 def test_what_a_part_needs_and_does_not_get_is_said() -> None:
     step = replace(step_of(replies(random.Random(0))), teacher_logprobs_KR=None, trajectories=None)
     with pytest.raises(ValueError, match="distillation needs teachers' logprobs and weights"):
-        advantages(choices.DistillationAdvantage(kind="distillation"), step)
+        advantages(DistillationAdvantage(kind="distillation"), step)
     step = replace(step_of(replies(random.Random(0))), teacher_weights_NK=None)
     with pytest.raises(ValueError, match="distillation needs teachers"):
-        advantages(choices.DistillationAdvantage(kind="distillation"), step)
+        advantages(DistillationAdvantage(kind="distillation"), step)
 
 
 @pytest.mark.proof("advantage distillation", "edge")
@@ -104,7 +103,7 @@ def test_a_critic_learns_with_its_own_decay() -> None:
         teachers=[[0.0, 0.0], [0.0, 0.0]],
     )
     for decay, wanted in ((0.0, [0.25, 1.0]), (0.5, [0.625, 1.0])):
-        spec = choices.GaeAdvantage(kind="gae", lam=1.0, critic_lam=decay)
+        spec = GaeAdvantage(kind="gae", lam=1.0, critic_lam=decay)
         assert critic_targets(spec, step_of([one])).tolist() == pytest.approx(wanted)
 
 
@@ -119,7 +118,7 @@ def test_a_micro_batch_without_tokens_has_an_empty_loss_with_a_gradient(row, spe
             segment_R=EMPTY.long(),
             num_trained_B=torch.zeros(num, dtype=torch.long),
         )
-        made = policy_loss(spec)(tokens)
+        made = losses.policy_loss(spec)(tokens)
         assert made.loss_R.shape == made.is_clipped_R.shape == (0,)
         made.loss_R.sum().backward()
         assert tokens.logprobs_R.grad is not None
@@ -136,7 +135,7 @@ def test_a_token_that_the_policy_gave_up_keeps_a_finite_loss(row, spec, anew) ->
         segment_R=torch.tensor([0, 1]),
         num_trained_B=torch.tensor([1, 1]),
     )
-    made = policy_loss(spec)(tokens)
+    made = losses.policy_loss(spec)(tokens)
     made.loss_R.sum().backward()
     assert made.loss_R.isfinite().all()
     assert tokens.logprobs_R.grad is not None
@@ -164,7 +163,7 @@ def test_one_token_far_from_the_old_policy_cannot_end_a_run(
             segment_R=torch.tensor([0, 1]),
             num_trained_B=torch.tensor([1, 1]),
         )
-        made = policy_loss(spec)(tokens)
+        made = losses.policy_loss(spec)(tokens)
         made.loss_R.sum().backward()
         assert made.loss_R.abs().max() <= math.exp(20) * 1.001
         assert leaf.grad is not None
@@ -199,7 +198,7 @@ def test_one_token_far_from_the_reference_has_a_finite_kl(name: str, gap: float)
 @pytest.mark.proof("mismatch metrics", "edge")
 def test_an_engine_without_probability_has_finite_metrics() -> None:
     engine = torch.tensor([-1000.0, -1.0])
-    found = mismatch_metrics(torch.tensor([-1.0, -1.0]), engine, torch.zeros(2))
+    found = corrections.mismatch_metrics(torch.tensor([-1.0, -1.0]), engine, torch.zeros(2))
     assert all(math.isfinite(value) for value in found.values())
     assert found["mismatch_max"] == 999
     assert found["mismatch_ratio_p99"] == pytest.approx(0.99 * math.exp(20) + 0.01)
@@ -209,9 +208,9 @@ def test_an_engine_without_probability_has_finite_metrics() -> None:
 @pytest.mark.parametrize(
     ("kind", "spec"),
     [
-        ("clip", choices.ClipLoss(kind="clip", clip_low=0.5, clip_high=1.0)),
-        ("gspo", choices.GspoLoss(kind="gspo", clip_low=0.5, clip_high=1.0)),
-        ("cispo", choices.CispoLoss(kind="cispo", clip_low=0.5, clip_high=1.0)),
+        ("clip", losses.ClipLoss(kind="clip", clip_low=0.5, clip_high=1.0)),
+        ("gspo", losses.GspoLoss(kind="gspo", clip_low=0.5, clip_high=1.0)),
+        ("cispo", losses.CispoLoss(kind="cispo", clip_low=0.5, clip_high=1.0)),
     ],
 )
 def test_a_ratio_on_its_bound_is_not_clipped(kind: str, spec) -> None:
@@ -223,7 +222,7 @@ def test_a_ratio_on_its_bound_is_not_clipped(kind: str, spec) -> None:
         segment_R=torch.tensor([0, 1]),
         num_trained_B=torch.tensor([1, 1]),
     )
-    assert policy_loss(spec)(tokens).is_clipped_R.tolist() == [False, False]
+    assert losses.policy_loss(spec)(tokens).is_clipped_R.tolist() == [False, False]
 
 
 @pytest.mark.proof("loss clip", "edge")
@@ -235,7 +234,7 @@ def test_a_bad_action_on_the_dual_bound_is_not_held() -> None:
         segment_R=torch.tensor([0]),
         num_trained_B=torch.tensor([1]),
     )
-    made = policy_loss(choices.ClipLoss(kind="clip", dual_clip=2.0))(tokens)
+    made = losses.policy_loss(losses.ClipLoss(kind="clip", dual_clip=2.0))(tokens)
     assert made.loss_R.tolist() == [2]
     assert made.is_clipped_R.tolist() == [False]
     made.loss_R.sum().backward()
@@ -252,7 +251,7 @@ def test_dis_leaves_out_a_ratio_on_its_bound() -> None:
         segment_R=torch.tensor([0, 1]),
         num_trained_B=torch.tensor([1, 1]),
     )
-    made = policy_loss(choices.DisLoss(kind="dis", clip_low=0.5, clip_high=1.0))(tokens)
+    made = losses.policy_loss(losses.DisLoss(kind="dis", clip_low=0.5, clip_high=1.0))(tokens)
     assert made.is_clipped_R.tolist() == [True, True]
     assert made.loss_R.tolist() == [0, 0]
 
@@ -261,9 +260,11 @@ def test_dis_leaves_out_a_ratio_on_its_bound() -> None:
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("high", [2.0, None])
 def test_a_batch_without_tokens_has_no_weights(level, high: float | None) -> None:
-    weight = choices.Weight(level=level, high=high, normalize=True)
-    spec = choices.Correction(weight=weight, reject=[choices.Band(kind="ratio", level=level)])
-    made = corrected(spec, EMPTY, EMPTY, EMPTY.long(), 0)
+    weight = corrections.Weight(level=level, high=high, normalize=True)
+    spec = corrections.Correction(
+        weight=weight, reject=[corrections.Band(kind="ratio", level=level)]
+    )
+    made = corrections.corrected(spec, EMPTY, EMPTY, EMPTY.long(), 0)
     assert made.weights_R.tolist() == []
     assert made.metrics == {
         "weight_mean": 0,
@@ -277,8 +278,10 @@ def test_a_batch_without_tokens_has_no_weights(level, high: float | None) -> Non
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_an_impossible_token_has_a_bounded_weight(level) -> None:
     """Log ratios of +-50, a sample without tokens between the two and one after them."""
-    spec = choices.Correction(weight=choices.Weight(level=level, high=None))
-    made = corrected(spec, doubles([50.0, -50.0]), torch.zeros(2).double(), torch.tensor([0, 2]), 4)
+    spec = corrections.Correction(weight=corrections.Weight(level=level, high=None))
+    made = corrections.corrected(
+        spec, doubles([50.0, -50.0]), torch.zeros(2).double(), torch.tensor([0, 2]), 4
+    )
     assert made.weights_R.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
     assert made.weights_R.dtype == torch.float64
 
@@ -288,11 +291,13 @@ def test_an_impossible_token_has_a_bounded_weight(level) -> None:
 def test_a_ratio_on_its_bound_is_kept() -> None:
     logs, sequence = doubles([0.5, 2.0]).log(), torch.tensor([0, 1])
     zeros = torch.zeros(2).double()
-    band = choices.Band(kind="ratio", low=0.5, high=2.0)
+    band = corrections.Band(kind="ratio", low=0.5, high=2.0)
     low, high = logs.exp().tolist()
     band = band.model_copy(update={"low": low, "high": high})
-    for reject in (band, choices.Veto(kind="veto", floor=low)):
-        made = corrected(choices.Correction(reject=[reject]), logs, zeros, sequence, 2)
+    for reject in (band, corrections.Veto(kind="veto", floor=low)):
+        made = corrections.corrected(
+            corrections.Correction(reject=[reject]), logs, zeros, sequence, 2
+        )
         assert made.weights_R.tolist() == [1, 1]
 
 
@@ -300,9 +305,11 @@ def test_a_ratio_on_its_bound_is_kept() -> None:
 @pytest.mark.proof("reject veto", "edge")
 def test_all_may_be_rejected() -> None:
     logs = doubles([-9.0, 9.0, -9.0])
-    for reject in (choices.Band(kind="ratio"), choices.Veto(kind="veto", floor=0.01)):
-        spec = choices.Correction(reject=[reject], weight=choices.Weight())
-        made = corrected(spec, logs, torch.zeros(3).double(), torch.tensor([0, 0, 1]), 2)
+    for reject in (corrections.Band(kind="ratio"), corrections.Veto(kind="veto", floor=0.01)):
+        spec = corrections.Correction(reject=[reject], weight=corrections.Weight())
+        made = corrections.corrected(
+            spec, logs, torch.zeros(3).double(), torch.tensor([0, 0, 1]), 2
+        )
         assert made.weights_R.tolist() == [0, 0, 0]
         assert made.metrics["rejected_share"] == 1
 
@@ -318,12 +325,12 @@ def test_off_policy_masking_spares_advantage_zero_and_a_drift_on_its_bound() -> 
     )
     # Drifts 1 and 0.5.
     engine = doubles([-1.0, -1.0, -1.0])
-    found = off_policy_sequences(tokens, engine, delta=0.5)
+    found = corrections.off_policy_sequences(tokens, engine, delta=0.5)
     assert found.tolist() == [False, True, False]
     assert not found.requires_grad
     # It belongs to the loss: before the step it rejects nothing, and counts nothing.
-    spec = choices.Correction(reject=[choices.Opsm(kind="opsm")])
-    made = corrected(spec, engine, engine - 9, tokens.segment_R, 2)
+    spec = corrections.Correction(reject=[corrections.Opsm(kind="opsm")])
+    made = corrections.corrected(spec, engine, engine - 9, tokens.segment_R, 2)
     assert made.weights_R.tolist() == [1, 1, 1]
     assert made.metrics == {}
 
@@ -379,15 +386,15 @@ def test_a_trajectory_without_tokens_has_the_lambda_of_one() -> None:
 @pytest.mark.proof("value loss", "edge")
 def test_a_value_on_its_bound_or_at_its_target_is_not_held() -> None:
     # Moved by exactly 0.25; moved past the target.
-    loss, is_held = value_loss(
+    loss, is_held = losses.value_loss(
         doubles([0.25, 1.0]), doubles([0, 1.0]), doubles([1.0, 1.0]), clip=0.25
     )
     assert loss.tolist() == [0.75**2 / 2, 0]
     assert is_held.tolist() == [False, False]
-    assert value_loss(EMPTY, EMPTY, EMPTY, clip=0.2)[0].shape == (0,)
+    assert losses.value_loss(EMPTY, EMPTY, EMPTY, clip=0.2)[0].shape == (0,)
 
 
 @pytest.mark.proof("supervised loss", "edge")
 def test_a_certain_token_costs_nothing() -> None:
-    assert supervised_loss(doubles([0.0])).tolist() == [0]
-    assert supervised_loss(EMPTY).shape == (0,)
+    assert losses.supervised_loss(doubles([0.0])).tolist() == [0]
+    assert losses.supervised_loss(EMPTY).shape == (0,)

@@ -9,8 +9,7 @@ from statistics import stdev
 import pytest
 import torch
 
-from engines.algorithms.build import advantages
-from engines.algorithms.choices import GigpoAdvantage, GroupAdvantage
+from engines.algorithms.advantages import GigpoAdvantage, GroupAdvantage, advantages
 from engines.algorithms.contract import advantage_faults
 from engines.algorithms.inputs import StepTokens, Turns
 

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import policy_loss
-from engines.algorithms.choices import ClipLoss
-from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
+from engines.algorithms.losses import ClipLoss, policy_loss, supervised_loss, value_loss
+from engines.algorithms.penalties import Estimator, kl_estimate, unbiased_kl
 from tests.programs.proof import reference
 from tests.programs.proof.cases import doubles, flat, loss_cases, micro
 

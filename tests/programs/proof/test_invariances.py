@@ -11,18 +11,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.algorithms import choices
-from engines.algorithms.advantages.critic import length_adaptive_lambda
+from engines.algorithms.advantages import (
+    GroupAdvantage,
+    RlooAdvantage,
+    advantages,
+    length_adaptive_lambda,
+)
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, policy_loss
-from engines.algorithms.corrections.correction import corrected
-from engines.algorithms.corrections.mismatch import mismatch_metrics
-from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
-from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.statistics.whitening import whitened
+from engines.algorithms.corrections import (
+    Band,
+    Correction,
+    Level,
+    Veto,
+    Weight,
+    corrected,
+    mismatch_metrics,
+    off_policy_sequences,
+)
+from engines.algorithms.losses import policy_loss, supervised_loss, value_loss
+from engines.algorithms.penalties import Estimator, kl_estimate, overlong_penalty, unbiased_kl
+from engines.algorithms.statistics import whitened
 from tests.programs.proof.cases import (
     Micro,
     advantage_cases,
@@ -70,7 +78,7 @@ def test_advantages_know_neither_order_nor_names(row, spec, anew, seed: int) -> 
 @pytest.mark.proof("advantage rloo", "invariance")
 @pytest.mark.parametrize("kind", ["group", "rloo"])
 def test_another_group_in_the_batch_changes_no_advantage(kind: str) -> None:
-    classes = {"group": choices.GroupAdvantage, "rloo": choices.RlooAdvantage}
+    classes = {"group": GroupAdvantage, "rloo": RlooAdvantage}
     spec = classes[kind](kind=kind)
     made = replies(random.Random(1))
     alone = [r for r in made if r.group == 0]
@@ -113,17 +121,17 @@ def test_losses_do_not_depend_on_packing(row, spec, anew, seed: int) -> None:
 @pytest.mark.proof("weight {level}", "invariance")
 @pytest.mark.proof("reject ratio", "invariance")
 @pytest.mark.proof("reject veto", "invariance")
-@pytest.mark.parametrize("level", get_args(choices.Level))
+@pytest.mark.parametrize("level", get_args(Level))
 @FEW
 @given(seed=SEED)
 def test_corrections_do_not_depend_on_order(level, seed: int) -> None:
     draw = random.Random(seed)
     made = micro(draw)
-    spec = choices.Correction(
-        weight=choices.Weight(level=level, high=1.5, normalize=True),
+    spec = Correction(
+        weight=Weight(level=level, high=1.5, normalize=True),
         reject=[
-            choices.Band(kind="ratio", level=level, low=0.4, high=1.8),
-            choices.Veto(kind="veto", floor=0.3),
+            Band(kind="ratio", level=level, low=0.4, high=1.8),
+            Veto(kind="veto", floor=0.3),
         ],
     )
 

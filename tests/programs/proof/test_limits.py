@@ -9,19 +9,39 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.algorithms import choices
-from engines.algorithms.advantages.critic import length_adaptive_lambda
+from engines.algorithms.advantages import (
+    DistillationAdvantage,
+    GaeAdvantage,
+    GroupAdvantage,
+    ReinforcePlusPlusAdvantage,
+    ReinforcePlusPlusBaselineAdvantage,
+    RlooAdvantage,
+    advantages,
+    length_adaptive_lambda,
+)
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, policy_loss
-from engines.algorithms.corrections.correction import corrected
-from engines.algorithms.corrections.mismatch import mismatch_metrics
-from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.kl import kl_estimate, unbiased_kl
+from engines.algorithms.corrections import (
+    Band,
+    Correction,
+    Veto,
+    Weight,
+    corrected,
+    mismatch_metrics,
+    off_policy_sequences,
+)
 from engines.algorithms.linear_logprobs import linear_logprobs
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
-from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.statistics.whitening import whitened
+from engines.algorithms.losses import (
+    CispoLoss,
+    ClipLoss,
+    DisLoss,
+    GspoLoss,
+    ReinforceLoss,
+    policy_loss,
+    supervised_loss,
+    value_loss,
+)
+from engines.algorithms.penalties import kl_estimate, overlong_penalty, unbiased_kl
+from engines.algorithms.statistics import whitened
 from tests.programs.proof.cases import doubles, flat, loss_cases, micro, replies, step_of
 
 pytestmark = pytest.mark.unit
@@ -44,7 +64,7 @@ def lone(seed: int = 0) -> list:
 
 @pytest.mark.proof("advantage group", "limit")
 def test_normalised_advantages_know_neither_shift_nor_scale_of_rewards() -> None:
-    made, spec = lone(), choices.GroupAdvantage(kind="group")
+    made, spec = lone(), GroupAdvantage(kind="group")
     moved = [replace(r, reward=3 * r.reward + 5) for r in made]
     got, wanted = (advantages(spec, step_of(m)) for m in (moved, made))
     assert got.tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
@@ -55,8 +75,8 @@ def test_normalised_advantages_know_neither_shift_nor_scale_of_rewards() -> None
 def test_leaving_one_out_is_the_plain_advantage_stretched() -> None:
     # (r - mean) n / (n - 1): the two agree as groups grow.
     made = lone()
-    plain = advantages(choices.GroupAdvantage(kind="group", std=False), step_of(made))
-    got = advantages(choices.RlooAdvantage(kind="rloo"), step_of(made))
+    plain = advantages(GroupAdvantage(kind="group", std=False), step_of(made))
+    got = advantages(RlooAdvantage(kind="rloo"), step_of(made))
     sizes = [sum(m.group == r.group for m in made) for r in made]
     stretch = flat(
         [[n / max(n - 1, 1)] * len(r.logprobs) for n, r in zip(sizes, made, strict=True)]
@@ -67,7 +87,7 @@ def test_leaving_one_out_is_the_plain_advantage_stretched() -> None:
 @pytest.mark.proof("advantage reinforce++", "limit")
 def test_without_discount_every_token_has_the_reward_of_its_reply() -> None:
     made = lone()
-    spec = choices.ReinforcePlusPlusAdvantage(kind="reinforce++", whiten=False)
+    spec = ReinforcePlusPlusAdvantage(kind="reinforce++", whiten=False)
     wanted = flat([[r.reward] * len(r.logprobs) for r in made])
     assert advantages(spec, step_of(made)).tolist() == near(wanted.tolist())
 
@@ -75,16 +95,16 @@ def test_without_discount_every_token_has_the_reward_of_its_reply() -> None:
 @pytest.mark.proof("advantage reinforce++-baseline", "limit")
 def test_the_baseline_form_without_kl_and_whitening_is_the_plain_group_advantage() -> None:
     made = step_of(lone())
-    spec = choices.ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline", whiten=False)
-    plain = choices.GroupAdvantage(kind="group", std=False)
+    spec = ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline", whiten=False)
+    plain = GroupAdvantage(kind="group", std=False)
     assert advantages(spec, made).tolist() == near(advantages(plain, made).tolist())
 
 
 @pytest.mark.proof("advantage gae", "limit")
 def test_a_critic_that_says_nothing_leaves_the_discounted_return() -> None:
     made = [replace(r, values=[0.0] * len(r.values)) for r in lone()]
-    spec = choices.GaeAdvantage(kind="gae", gamma=0.9, lam=1.0, whiten=False)
-    plain = choices.ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.9, whiten=False)
+    spec = GaeAdvantage(kind="gae", gamma=0.9, lam=1.0, whiten=False)
+    plain = ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.9, whiten=False)
     assert advantages(spec, step_of(made)).tolist() == near(
         advantages(plain, step_of(made)).tolist()
     )
@@ -94,8 +114,8 @@ def test_a_critic_that_says_nothing_leaves_the_discounted_return() -> None:
 @pytest.mark.proof("lambda by length", "limit")
 def test_a_large_alpha_is_lambda_one() -> None:
     made = step_of(lone())
-    by_length = choices.GaeAdvantage(kind="gae", alpha=1e12, lam=0.1, whiten=False)
-    one = choices.GaeAdvantage(kind="gae", lam=1.0, whiten=False)
+    by_length = GaeAdvantage(kind="gae", alpha=1e12, lam=0.1, whiten=False)
+    one = GaeAdvantage(kind="gae", lam=1.0, whiten=False)
     assert advantages(by_length, made).tolist() == near(advantages(one, made).tolist())
     assert length_adaptive_lambda(torch.tensor([10**9]), 1.5).tolist() == near([1.0])
     assert length_adaptive_lambda(torch.tensor([3]), 1e-9).tolist() == [0]
@@ -105,8 +125,8 @@ def test_a_large_alpha_is_lambda_one() -> None:
 def test_a_teacher_that_agrees_teaches_nothing_and_a_wide_bound_is_none() -> None:
     made = lone()
     agreed = [replace(r, teachers=[r.logprobs, r.logprobs], listens=[0.5, 0.5]) for r in made]
-    free = choices.DistillationAdvantage(kind="distillation", clip=None)
-    wide = choices.DistillationAdvantage(kind="distillation", clip=1e9)
+    free = DistillationAdvantage(kind="distillation", clip=None)
+    wide = DistillationAdvantage(kind="distillation", clip=1e9)
     assert advantages(free, step_of(agreed)).abs().max() < 1e-12
     got, wanted = (advantages(spec, step_of(made)).tolist() for spec in (wide, free))
     assert got == wanted
@@ -137,7 +157,7 @@ def test_a_margin_of_the_whole_budget_charges_every_token() -> None:
 def test_at_ratio_one_the_gradient_is_that_of_reinforce(row, spec, anew) -> None:
     made = micro(random.Random(2), spread=0.0)
     found = []
-    for one in (spec, choices.ReinforceLoss(kind="reinforce")):
+    for one in (spec, ReinforceLoss(kind="reinforce")):
         tokens = made.inputs()
         loss = policy_loss(one)(tokens)
         assert not loss.is_clipped_R.any()
@@ -154,10 +174,10 @@ def test_without_bounds_the_gradient_is_the_importance_weighted_one(kind: str) -
     made = micro(random.Random(6))
     tokens = made.inputs()
     classes = {
-        "clip": choices.ClipLoss,
-        "gspo": choices.GspoLoss,
-        "cispo": choices.CispoLoss,
-        "dis": choices.DisLoss,
+        "clip": ClipLoss,
+        "gspo": GspoLoss,
+        "cispo": CispoLoss,
+        "dis": DisLoss,
     }
     loss = policy_loss(classes[kind](kind=kind, clip_low=1.0, clip_high=1e12))(tokens)
     (found,) = torch.autograd.grad(loss.loss_R.sum(), tokens.logprobs_R)
@@ -176,7 +196,7 @@ def test_without_bounds_the_gradient_is_the_importance_weighted_one(kind: str) -
 @pytest.mark.proof("loss clip", "limit")
 def test_a_far_dual_bound_is_none() -> None:
     made = micro(random.Random(6))
-    plain, dual = (choices.ClipLoss(kind="clip", dual_clip=c) for c in (None, 1e9))
+    plain, dual = (ClipLoss(kind="clip", dual_clip=c) for c in (None, 1e9))
     got, wanted = (policy_loss(spec)(made.inputs()) for spec in (dual, plain))
     assert got.loss_R.tolist() == wanted.loss_R.tolist()
     assert got.is_clipped_R.tolist() == wanted.is_clipped_R.tolist()
@@ -187,7 +207,7 @@ def test_a_far_dual_bound_is_none() -> None:
 def test_supervised_learning_is_reinforce_with_advantage_one() -> None:
     made = micro(random.Random(1))
     tokens = replace(made.inputs(), advantages_R=torch.ones(sum(map(len, made.new))).double())
-    reinforced = policy_loss(choices.ReinforceLoss(kind="reinforce"))(tokens).loss_R
+    reinforced = policy_loss(ReinforceLoss(kind="reinforce"))(tokens).loss_R
     assert supervised_loss(tokens.logprobs_R).tolist() == near(reinforced.tolist())
 
 
@@ -226,7 +246,7 @@ def test_a_far_bound_of_the_value_is_none() -> None:
 @pytest.mark.parametrize("normalize", [False, True])
 def test_equal_engines_need_no_weight(level, normalize: bool) -> None:
     tokens = micro(random.Random(0)).inputs()
-    spec = choices.Correction(weight=choices.Weight(level=level, normalize=normalize))
+    spec = Correction(weight=Weight(level=level, normalize=normalize))
     old = tokens.old_logprobs_R
     made = corrected(spec, old, old, tokens.segment_R, len(tokens.num_trained_B))
     assert made.weights_R.tolist() == [1.0] * len(old)
@@ -237,7 +257,7 @@ def test_equal_engines_need_no_weight(level, normalize: bool) -> None:
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_in_sequences_of_one_token_all_levels_are_one(level) -> None:
     logs = doubles([0.3, -0.7, 1.1])
-    spec = choices.Correction(weight=choices.Weight(level=level, high=None))
+    spec = Correction(weight=Weight(level=level, high=None))
     made = corrected(spec, logs, torch.zeros(3).double(), torch.arange(3), 3)
     assert made.weights_R.tolist() == near(logs.exp().tolist())
 
@@ -247,10 +267,10 @@ def test_in_sequences_of_one_token_all_levels_are_one(level) -> None:
 @pytest.mark.proof("reject opsm", "limit")
 def test_wide_bounds_reject_nothing() -> None:
     tokens = micro(random.Random(0)).inputs()
-    spec = choices.Correction(
+    spec = Correction(
         reject=[
-            choices.Band(kind="ratio", low=0.0, high=1e9),
-            choices.Veto(kind="veto", floor=1e-12),
+            Band(kind="ratio", low=0.0, high=1e9),
+            Veto(kind="veto", floor=1e-12),
         ]
     )
     new, old = tokens.logprobs_R.detach(), tokens.old_logprobs_R

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.algorithms.build import advantages
-from engines.algorithms.choices import GroupAdvantage, OpoAdvantage
+from engines.algorithms.advantages import GroupAdvantage, OpoAdvantage, advantages
 from engines.algorithms.contract import advantage_faults
 from tests.programs.proof.cases import replies, step_of
 from tests.programs.proof.reference import Reply

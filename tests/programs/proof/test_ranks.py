@@ -14,15 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engines.algorithms import choices
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import policy_loss
-from engines.algorithms.corrections.off_policy import off_policy_sequences
+from engines.algorithms.corrections import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
-from engines.algorithms.statistics.sequence_sums import sequence_sums
+from engines.algorithms.losses import ClipLoss, policy_loss, supervised_loss, value_loss
+from engines.algorithms.penalties import Estimator, kl_estimate, unbiased_kl
+from engines.algorithms.sequence_sums import sequence_sums
 from tests.parts.gloo_ranks import over_ranks
 from tests.programs.proof.cases import loss_cases, micro
 
@@ -66,7 +63,7 @@ def computed(mine_R: Tensor, group: dist.ProcessGroup | None, reduce: object) ->
 
     for number, (row, spec, _) in enumerate(loss_cases()):
         record(f"{row} #{number}", policy_loss(spec)(part).loss_R)
-    clip = policy_loss(choices.ClipLoss(kind="clip"))
+    clip = policy_loss(ClipLoss(kind="clip"))
     for mean in MEANS:
         made = shares(mean, tokens.num_trained_B, rollouts, lengths)  # type: ignore[arg-type]
         record(f"aggregation {mean}", clip(part).loss_R, made)

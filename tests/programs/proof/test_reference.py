@@ -10,18 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from engines.algorithms import choices
-from engines.algorithms.advantages.critic import length_adaptive_lambda
+from engines.algorithms.advantages import advantages, length_adaptive_lambda
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, policy_loss
-from engines.algorithms.corrections.correction import corrected
-from engines.algorithms.corrections.mismatch import effective_share, mismatch_metrics
-from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
-from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.statistics.whitening import whitened
+from engines.algorithms.corrections import (
+    Band,
+    Correction,
+    Level,
+    Veto,
+    Weight,
+    corrected,
+    effective_share,
+    mismatch_metrics,
+    off_policy_sequences,
+)
+from engines.algorithms.losses import policy_loss, supervised_loss, value_loss
+from engines.algorithms.penalties import Estimator, kl_estimate, overlong_penalty, unbiased_kl
+from engines.algorithms.statistics import whitened
 from tests.programs.proof import reference
 from tests.programs.proof.cases import (
     advantage_cases,
@@ -37,7 +41,7 @@ from tests.programs.proof.cases import (
 pytestmark = pytest.mark.unit
 
 SEEDS = range(4)
-LEVELS = get_args(choices.Level)
+LEVELS = get_args(Level)
 MEANS = ("token_mean", "sequence_mean", "rollout_mean", "constant")
 
 
@@ -92,15 +96,13 @@ def parts(seed: int) -> tuple[list[list[float]], list[list[float]], torch.Tensor
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.8, 1.3), (0.0, None)])
 @pytest.mark.parametrize("level", LEVELS)
 def test_weights(level, low: float, high: float | None, normalize: bool) -> None:
-    spec = choices.Weight(level=level, low=low, high=high, normalize=normalize)
+    spec = Weight(level=level, low=low, high=high, normalize=normalize)
     for seed in SEEDS:
         trainer, engine, sequence, num = parts(seed)
         logs = [
             [a - b for a, b in zip(t, e, strict=True)] for t, e in zip(trainer, engine, strict=True)
         ]
-        made = corrected(
-            choices.Correction(weight=spec), flat(trainer), flat(engine), sequence, num
-        )
+        made = corrected(Correction(weight=spec), flat(trainer), flat(engine), sequence, num)
         wanted = unrolled(reference.weights(logs, level, low, high, normalize=normalize))
         assert made.weights_R.tolist() == near(wanted)
         bare = unrolled(reference.ratios(logs, level))
@@ -118,8 +120,8 @@ def test_weights(level, low: float, high: float | None, normalize: bool) -> None
 @pytest.mark.proof("reject veto", "reference")
 @pytest.mark.parametrize("level", LEVELS)
 def test_rejections(level) -> None:
-    band = choices.Band(kind="ratio", level=level, low=0.6, high=1.4)
-    veto = choices.Veto(kind="veto", floor=0.5)
+    band = Band(kind="ratio", level=level, low=0.6, high=1.4)
+    veto = Veto(kind="veto", floor=0.5)
     for seed in SEEDS:
         trainer, engine, sequence, num = parts(seed)
         logs = [
@@ -132,7 +134,7 @@ def test_rejections(level) -> None:
             ([veto], allowed),
             ([band, veto], [a and b for a, b in zip(inside, allowed, strict=True)]),
         ):
-            spec = choices.Correction(reject=reject)
+            spec = Correction(reject=reject)
             made = corrected(spec, flat(trainer), flat(engine), sequence, num)
             assert made.weights_R.tolist() == [float(w) for w in wanted]
             assert made.metrics["rejected_share"] == near(1 - sum(wanted) / len(wanted))

@@ -16,12 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.algorithms import choices
 from engines.algorithms.aggregation import Mean, shares
-from engines.algorithms.build import policy_loss
-from engines.algorithms.corrections.off_policy import off_policy_sequences
+from engines.algorithms.corrections import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.kl import kl_estimate, unbiased_kl
+from engines.algorithms.losses import CispoLoss, ClipLoss, GspoLoss, Loss, policy_loss
+from engines.algorithms.penalties import Kl, kl_estimate, unbiased_kl
 from tests.programs.proof.cases import Micro, micro
 
 pytestmark = pytest.mark.unit
@@ -35,16 +34,16 @@ DELTA = 0.1
 class Case:
     rows: tuple[str, ...]
     """of the proof table"""
-    loss: choices.Loss
+    loss: Loss
     mean: Mean
     trl: dict[str, Any]
     """settings of TRL's trainer, beside clip range and defaults"""
-    kl: choices.Kl = field(default_factory=choices.Kl)
+    kl: Kl = field(default_factory=Kl)
     opsm: bool = False
 
 
-CLIP = choices.ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28)
-DUAL = choices.ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28, dual_clip=1.5)
+CLIP = ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28)
+DUAL = ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28, dual_clip=1.5)
 CASES = [
     Case(("loss clip", "aggregation sequence_mean"), CLIP, "sequence_mean", {"loss_type": "grpo"}),
     Case(("loss clip", "aggregation token_mean"), CLIP, "token_mean", {"loss_type": "dapo"}),
@@ -52,26 +51,24 @@ CASES = [
     Case(("loss clip",), DUAL, "token_mean", {"loss_type": "dapo", "delta": 1.5}),
     Case(
         ("loss gspo",),
-        choices.GspoLoss(kind="gspo", clip_low=0.1, clip_high=0.15),
+        GspoLoss(kind="gspo", clip_low=0.1, clip_high=0.15),
         "sequence_mean",
         {"loss_type": "grpo", "importance_sampling_level": "sequence"},
     ),
     # Its `epsilon_high` is the largest weight itself.
     Case(
         ("loss cispo",),
-        choices.CispoLoss(kind="cispo", clip_low=1.0, clip_high=0.4),
+        CispoLoss(kind="cispo", clip_low=1.0, clip_high=0.4),
         "token_mean",
         {"loss_type": "cispo", "epsilon_high": 1.4},
     ),
-    Case(
-        ("kl k3",), CLIP, "token_mean", {"loss_type": "dapo", "beta": COEF}, choices.Kl(coef=COEF)
-    ),
+    Case(("kl k3",), CLIP, "token_mean", {"loss_type": "dapo", "beta": COEF}, Kl(coef=COEF)),
     Case(
         ("kl unbiased",),
         CLIP,
         "token_mean",
         {"loss_type": "dapo", "beta": COEF, "use_bias_correction_kl": True},
-        choices.Kl(coef=COEF, unbiased=True),
+        Kl(coef=COEF, unbiased=True),
     ),
     Case(
         ("reject opsm",),
@@ -169,7 +166,7 @@ def _theirs(
     return trainer._compute_loss(stand_in, None, inputs), leaf_BT
 
 
-def _defaults(loss: choices.Loss) -> dict[str, Any]:
+def _defaults(loss: Loss) -> dict[str, Any]:
     return {
         "epsilon_low": getattr(loss, "clip_low", None),
         "epsilon_high": getattr(loss, "clip_high", None),

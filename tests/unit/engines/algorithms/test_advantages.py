@@ -9,16 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.algorithms import choices
-from engines.algorithms.advantages.critic import length_adaptive_lambda
-from engines.algorithms.build import advantages, critic_targets
-from engines.algorithms.distillation import distillation_advantages
+from engines.algorithms.advantages import (
+    GaeAdvantage,
+    GroupAdvantage,
+    ReinforcePlusPlusAdvantage,
+    ReinforcePlusPlusBaselineAdvantage,
+    advantages,
+    critic_targets,
+    distillation_advantages,
+    length_adaptive_lambda,
+)
 from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
-from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.statistics.gae import discounted_returns, gae, terminal_rewards
-from engines.algorithms.statistics.group_relative import group_advantages
-from engines.algorithms.statistics.leave_one_out import leave_one_out_advantages
-from engines.algorithms.statistics.whitening import whitened
+from engines.algorithms.penalties import overlong_penalty
+from engines.algorithms.statistics import (
+    discounted_returns,
+    gae,
+    group_advantages,
+    leave_one_out_advantages,
+    terminal_rewards,
+    whitened,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -112,7 +122,7 @@ def test_advantages_follow_their_samples_through_any_order() -> None:
 def test_a_rollout_counts_once_in_its_group_however_many_samples_it_has() -> None:
     # Rollouts 0 (two samples) and 1: mean (1 + 0) / 2, not (1 + 1 + 0) / 3.
     tokens = step([1, 1, 0], [0, 0, 0], [1, 2, 1], rollouts=[0, 0, 1])
-    got = advantages(choices.GroupAdvantage(kind="group", std=False), tokens)
+    got = advantages(GroupAdvantage(kind="group", std=False), tokens)
     assert got.tolist() == [0.5, 0.5, 0.5, -0.5]
 
 
@@ -125,7 +135,7 @@ def test_a_kl_in_the_reward_counts_for_the_whole_rollout() -> None:
         rollouts=[0, 0, 1],
         token_rewards=[-0.2, -0.1, 0, -0.1],
     )
-    got = advantages(choices.GroupAdvantage(kind="group", std=False), tokens)
+    got = advantages(GroupAdvantage(kind="group", std=False), tokens)
     assert got.tolist() == pytest.approx([0.4, 0.4, 0.4, -0.4])
 
 
@@ -137,7 +147,7 @@ def test_reinforce_plus_plus_by_hand() -> None:
     # Returns with gamma 0.5: sample 0 of tokens (0, 1): 0.5, 1; sample 1: -1. Mean 1/6.
     # Squares (1/3)^2 + (5/6)^2 + (7/6)^2 = 2.16667, over 2: std 1.04083.
     tokens = step([1, -1], [0, 1], [2, 1])
-    spec = choices.ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.5)
+    spec = ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.5)
     got = advantages(spec, tokens)
     assert got.tolist() == pytest.approx([0.32026, 0.80064, -1.12090], abs=1e-5)
 
@@ -158,14 +168,14 @@ def test_reinforce_plus_plus_gives_a_token_the_kl_that_is_to_come() -> None:
 def test_reinforce_plus_plus_baseline_by_hand() -> None:
     # Centred 0.5 (1 token) and -0.5 (3 tokens), mean -0.25, squares 0.5625 + 3 x 0.0625 = 0.75,
     # over 3: std 0.5.
-    spec = choices.ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline")
+    spec = ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline")
     got = advantages(spec, step([1, 0], [0, 0], [1, 3]))
     assert got.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
 
 
 @pytest.mark.proof("advantage reinforce++-baseline", "hand", numbers=3)
 def test_reinforce_plus_plus_baseline_charges_each_token_its_own_kl() -> None:
-    spec = choices.ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline", whiten=False)
+    spec = ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline", whiten=False)
     got = advantages(spec, step([1, 0], [0, 0], [1, 2], token_rewards=[-0.1, -0.2, 0]))
     assert got.tolist() == pytest.approx([0.4, -0.7, -0.5])
 
@@ -242,7 +252,7 @@ def with_observation() -> StepTokens:
 @pytest.mark.proof("advantage gae", "hand", numbers=3)
 def test_observations_take_no_step() -> None:
     # Values 0.1, 0.2, 0.6; d = 0.1, 0.4, 0.4; lam 0.5: 0.4; 0.4 + 0.2 = 0.6; 0.1 + 0.3 = 0.4.
-    spec = choices.GaeAdvantage(kind="gae", lam=0.5, whiten=False)
+    spec = GaeAdvantage(kind="gae", lam=0.5, whiten=False)
     got, targets = advantages(spec, with_observation()), critic_targets(spec, with_observation())
     assert got.tolist() == pytest.approx([0.4, 0.6, 0.4])
     # The critic's own decay is 1: it learns the reward itself.
@@ -251,14 +261,14 @@ def test_observations_take_no_step() -> None:
 
 def test_observations_may_be_steps_and_never_carry_the_reward() -> None:
     # d = 0.1, 4.8, -4.4, 0.4; A = 0.4; -4.2; 2.7; 1.45, of which the trained ones are kept.
-    spec = choices.GaeAdvantage(kind="gae", lam=0.5, skip_observations=False, whiten=False)
+    spec = GaeAdvantage(kind="gae", lam=0.5, skip_observations=False, whiten=False)
     got = advantages(spec, with_observation())
     assert got.tolist() == pytest.approx([1.45, 2.7, 0.4])
 
 
 def test_sao_bootstraps_by_the_length_of_what_the_model_wrote() -> None:
     # Three trained tokens, alpha 1.5: lam = 1 - 1/4.5 = 0.77778.
-    spec = choices.GaeAdvantage(kind="gae", alpha=1.5, whiten=False)
+    spec = GaeAdvantage(kind="gae", alpha=1.5, whiten=False)
     got = advantages(spec, with_observation())
     lam = 1 - 1 / 4.5
     last = 0.4
@@ -268,7 +278,7 @@ def test_sao_bootstraps_by_the_length_of_what_the_model_wrote() -> None:
 
 def test_gae_without_a_critic_is_refused() -> None:
     with pytest.raises(ValueError, match="critic"):
-        advantages(choices.GaeAdvantage(kind="gae"), step([1], [0], [1]))
+        advantages(GaeAdvantage(kind="gae"), step([1], [0], [1]))
 
 
 # From teachers

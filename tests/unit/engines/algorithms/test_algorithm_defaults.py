@@ -10,13 +10,17 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from engines.algorithms import choices
+from engines.algorithms.advantages import Advantage
+from engines.algorithms.aggregation import Aggregation
 from engines.algorithms.combinations import describe
+from engines.algorithms.corrections import Correction, Rejection, Weight
+from engines.algorithms.losses import Loss
+from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
 
 pytestmark = pytest.mark.unit
 
-UNIONS = (choices.Advantage, choices.Loss, choices.Rejection, choices.Aggregation)
+UNIONS = (Advantage, Loss, Rejection, Aggregation)
 DEFAULTS: dict[str, dict[str, Any]] = {
     "group": {"std": True, "whiten": False},
     "rloo": {"whiten": False},
@@ -112,15 +116,15 @@ def test_what_is_wrong_is_told_of_the_kind_that_was_meant(union) -> None:
 
 
 def test_the_defaults_of_the_other_parts() -> None:
-    for union in (choices.Advantage, choices.Loss):
+    for union in (Advantage, Loss):
         custom = made(union, kind="custom", path="a:b").model_dump(exclude={"whiten"})
         assert custom.pop("needs", ("spread",)) == ("spread",)
         assert custom == {"kind": "custom", "path": "a:b", "options": {}}
-    assert not made(choices.Advantage, kind="custom", path="a:b").whiten
+    assert not made(Advantage, kind="custom", path="a:b").whiten
     weight = {"level": "token", "low": 0.0, "high": 2.0, "normalize": False}
-    assert choices.Weight().model_dump() == weight
-    assert choices.Correction().model_dump() == {"weight": None, "reject": []}
-    assert choices.Overlong().model_dump() == {"margin": 0.2, "weight": 1.0, "budget": None}
+    assert Weight().model_dump() == weight
+    assert Correction().model_dump() == {"weight": None, "reject": []}
+    assert Overlong().model_dump() == {"margin": 0.2, "weight": 1.0, "budget": None}
     assert Algorithm().model_dump() == {
         "temperature": 1.0,
         "advantage": {"kind": "group", **DEFAULTS["group"]},
@@ -173,42 +177,42 @@ def test_everything_else_in_one_line() -> None:
 
 
 ON_THE_BOUND = [
-    (choices.Advantage, {"kind": "gae", "lam": 0.0, "critic_lam": 0.0, "gamma": 1.0}),
-    (choices.Advantage, {"kind": "gae", "lam": 1.0, "critic_lam": 1.0, "alpha": 1e-9}),
-    (choices.Advantage, {"kind": "reinforce++", "gamma": 1e-9}),
-    (choices.Loss, {"kind": "clip", "clip_low": 1.0, "dual_clip": 1.0001}),
-    (choices.Loss, {"kind": "gspo", "clip_low": 1e-9, "clip_high": 1e-9}),
-    (choices.Rejection, {"kind": "ratio", "low": 0.0}),
-    (choices.Rejection, {"kind": "veto", "floor": 1.0}),
-    (choices.Weight, {"low": 0.0, "high": None}),
-    (choices.Aggregation, {"kind": "constant", "length": 1}),
-    (choices.Kl, {"coef": 0.0}),
-    (choices.Overlong, {"margin": 1.0, "budget": 1}),
+    (Advantage, {"kind": "gae", "lam": 0.0, "critic_lam": 0.0, "gamma": 1.0}),
+    (Advantage, {"kind": "gae", "lam": 1.0, "critic_lam": 1.0, "alpha": 1e-9}),
+    (Advantage, {"kind": "reinforce++", "gamma": 1e-9}),
+    (Loss, {"kind": "clip", "clip_low": 1.0, "dual_clip": 1.0001}),
+    (Loss, {"kind": "gspo", "clip_low": 1e-9, "clip_high": 1e-9}),
+    (Rejection, {"kind": "ratio", "low": 0.0}),
+    (Rejection, {"kind": "veto", "floor": 1.0}),
+    (Weight, {"low": 0.0, "high": None}),
+    (Aggregation, {"kind": "constant", "length": 1}),
+    (Kl, {"coef": 0.0}),
+    (Overlong, {"margin": 1.0, "budget": 1}),
     (Algorithm, {"entropy_bonus": 0.0, "mini_batches": 1}),
 ]
 BEYOND = [
-    (choices.Advantage, {"kind": "gae", "lam": -0.01}),
-    (choices.Advantage, {"kind": "gae", "lam": 1.01}),
-    (choices.Advantage, {"kind": "gae", "critic_lam": 1.01}),
-    (choices.Advantage, {"kind": "gae", "gamma": 0.0}),
-    (choices.Advantage, {"kind": "gae", "alpha": 0.0}),
-    (choices.Advantage, {"kind": "reinforce++", "gamma": 1.01}),
-    (choices.Advantage, {"kind": "distillation", "clip": 0.0}),
-    (choices.Loss, {"kind": "clip", "clip_low": 0.0}),
-    (choices.Loss, {"kind": "clip", "clip_low": 1.01}),
-    (choices.Loss, {"kind": "clip", "clip_high": 0.0}),
-    (choices.Loss, {"kind": "clip", "dual_clip": 1.0}),
-    (choices.Rejection, {"kind": "ratio", "low": -0.1}),
-    (choices.Rejection, {"kind": "ratio", "low": 2.0, "high": 2.0}),
-    (choices.Rejection, {"kind": "veto", "floor": 0.0}),
-    (choices.Rejection, {"kind": "opsm", "delta": 0.0}),
-    (choices.Weight, {"low": -0.1}),
-    (choices.Weight, {"low": 2.0}),
-    (choices.Aggregation, {"kind": "constant", "length": 0}),
-    (choices.Kl, {"coef": -0.1}),
-    (choices.Overlong, {"margin": 0.0}),
-    (choices.Overlong, {"weight": 0.0}),
-    (choices.Overlong, {"budget": 0}),
+    (Advantage, {"kind": "gae", "lam": -0.01}),
+    (Advantage, {"kind": "gae", "lam": 1.01}),
+    (Advantage, {"kind": "gae", "critic_lam": 1.01}),
+    (Advantage, {"kind": "gae", "gamma": 0.0}),
+    (Advantage, {"kind": "gae", "alpha": 0.0}),
+    (Advantage, {"kind": "reinforce++", "gamma": 1.01}),
+    (Advantage, {"kind": "distillation", "clip": 0.0}),
+    (Loss, {"kind": "clip", "clip_low": 0.0}),
+    (Loss, {"kind": "clip", "clip_low": 1.01}),
+    (Loss, {"kind": "clip", "clip_high": 0.0}),
+    (Loss, {"kind": "clip", "dual_clip": 1.0}),
+    (Rejection, {"kind": "ratio", "low": -0.1}),
+    (Rejection, {"kind": "ratio", "low": 2.0, "high": 2.0}),
+    (Rejection, {"kind": "veto", "floor": 0.0}),
+    (Rejection, {"kind": "opsm", "delta": 0.0}),
+    (Weight, {"low": -0.1}),
+    (Weight, {"low": 2.0}),
+    (Aggregation, {"kind": "constant", "length": 0}),
+    (Kl, {"coef": -0.1}),
+    (Overlong, {"margin": 0.0}),
+    (Overlong, {"weight": 0.0}),
+    (Overlong, {"budget": 0}),
     (Algorithm, {"entropy_bonus": -0.1}),
     (Algorithm, {"mini_batches": 0}),
     (Algorithm, {"temperature": 0.0}),

@@ -8,8 +8,11 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from engines.algorithms import choices
+from engines.algorithms.advantages import Advantage, GroupAdvantage
+from engines.algorithms.aggregation import ConstantMean, TokenMean
 from engines.algorithms.combinations import describe, refusals, stale_doubts
+from engines.algorithms.corrections import Band
+from engines.algorithms.losses import CispoLoss, ClipLoss
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
 from flows.checks.engines import algorithm_problems
@@ -33,9 +36,9 @@ def refused(group_size: int = 8, **written: object) -> list[str]:
 
 def test_the_default_is_grpo() -> None:
     assert Algorithm(preset="grpo") == Algorithm()
-    assert Algorithm().loss == choices.ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28)
-    assert Algorithm().advantage == choices.GroupAdvantage(kind="group", std=True)
-    assert Algorithm().aggregation == choices.TokenMean(kind="token_mean")
+    assert Algorithm().loss == ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28)
+    assert Algorithm().advantage == GroupAdvantage(kind="group", std=True)
+    assert Algorithm().aggregation == TokenMean(kind="token_mean")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -68,9 +71,9 @@ def test_what_a_person_writes_wins_over_the_preset() -> None:
     made = Algorithm.model_validate(
         {"preset": "dr-grpo", "loss": {"dual_clip": 3}, "aggregation": {"length": 9}}
     )
-    assert made.loss == choices.ClipLoss(kind="clip", clip_high=0.2, dual_clip=3)
-    assert made.aggregation == choices.ConstantMean(kind="constant", length=9)
-    assert made.advantage == choices.GroupAdvantage(kind="group", std=False)
+    assert made.loss == ClipLoss(kind="clip", clip_high=0.2, dual_clip=3)
+    assert made.aggregation == ConstantMean(kind="constant", length=9)
+    assert made.advantage == GroupAdvantage(kind="group", std=False)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -100,13 +103,13 @@ def test_a_part_of_another_kind_than_the_presets_is_refused(
 
 
 def test_a_part_of_another_kind_needs_no_preset() -> None:
-    assert Algorithm.model_validate({"loss": "cispo"}).loss == choices.CispoLoss(kind="cispo")
+    assert Algorithm.model_validate({"loss": "cispo"}).loss == CispoLoss(kind="cispo")
 
 
 def test_a_part_of_a_correction_can_be_taken_away() -> None:
     made = Algorithm.model_validate({"preset": "icepop", "correction": {"weight": None}})
     assert made.correction.weight is None
-    assert made.correction.reject == [choices.Band(kind="ratio", low=0.5, high=2)]
+    assert made.correction.reject == [Band(kind="ratio", low=0.5, high=2)]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_an_algorithm_needs_what_its_parts_declare(written, needs: set[str]) -> 
 
 
 def test_only_who_needs_a_critic_says_what_it_learns() -> None:
-    for member in get_args(get_args(choices.Advantage)[0]):
+    for member in get_args(get_args(Advantage)[0]):
         (kind,) = get_args(member.model_fields["kind"].annotation)
         written = {"kind": kind, **({"path": "a:b"} if kind == "custom" else {})}
         target = Algorithm.model_validate({"advantage": written}).critic_target
@@ -235,7 +238,7 @@ def test_only_who_needs_a_critic_says_what_it_learns() -> None:
 def test_nobody_asks_which_estimator_it_is_to_know_what_it_needs() -> None:
     """Two classes of advantages are named beside their declarations: in the refusals of their own
     fields, and the one by which a custom function is found."""
-    names = "|".join(m.__name__ for m in get_args(get_args(choices.Advantage)[0]))
+    names = "|".join(m.__name__ for m in get_args(get_args(Advantage)[0]))
     found = {
         str(file.relative_to(SOURCE_ROOT))
         for package in ("flows", "tasks", "engines", "infra")

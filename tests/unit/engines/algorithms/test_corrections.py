@@ -8,11 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.algorithms.choices import Band, Correction, Opsm, Veto, Weight
-from engines.algorithms.corrections.correction import corrected, importance_weights, kept
-from engines.algorithms.corrections.importance import importance_ratio
-from engines.algorithms.corrections.mismatch import effective_share, mismatch_metrics, quantiles
-from engines.algorithms.corrections.off_policy import off_policy_sequences
+from engines.algorithms.corrections import (
+    Band,
+    Correction,
+    Opsm,
+    Veto,
+    Weight,
+    corrected,
+    effective_share,
+    importance_ratio,
+    importance_weights,
+    kept,
+    mismatch_metrics,
+    off_policy_sequences,
+    quantiles,
+)
 from engines.algorithms.inputs import LossInputs
 
 pytestmark = pytest.mark.unit

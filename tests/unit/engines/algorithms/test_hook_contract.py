@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.algorithms import choices
-from engines.algorithms.build import advantages, policy_loss
+from engines.algorithms.advantages import (
+    Advantage,
+    DistillationAdvantage,
+    GaeAdvantage,
+    GroupAdvantage,
+    ReinforcePlusPlusAdvantage,
+    ReinforcePlusPlusBaselineAdvantage,
+    RlooAdvantage,
+    advantages,
+)
 from engines.algorithms.contract import (
     advantage_faults,
     example_micro_batch,
@@ -14,6 +22,16 @@ from engines.algorithms.contract import (
     loss_faults,
 )
 from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
+from engines.algorithms.losses import (
+    CispoLoss,
+    ClipLoss,
+    DisLoss,
+    GspoLoss,
+    Loss,
+    ReinforceLoss,
+    policy_loss,
+)
+from engines.algorithms.parts import Need
 from engines.fault import Fault
 
 pytestmark = pytest.mark.unit
@@ -22,17 +40,17 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     "spec",
     [
-        choices.GroupAdvantage(kind="group"),
-        choices.GroupAdvantage(kind="group", std=False, whiten=True),
-        choices.RlooAdvantage(kind="rloo"),
-        choices.ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.9),
-        choices.ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline"),
-        choices.GaeAdvantage(kind="gae", alpha=1.5),
-        choices.DistillationAdvantage(kind="distillation"),
+        GroupAdvantage(kind="group"),
+        GroupAdvantage(kind="group", std=False, whiten=True),
+        RlooAdvantage(kind="rloo"),
+        ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.9),
+        ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline"),
+        GaeAdvantage(kind="gae", alpha=1.5),
+        DistillationAdvantage(kind="distillation"),
     ],
     ids=lambda spec: spec.kind,
 )
-def test_our_advantages_keep_it(spec: choices.Advantage) -> None:
+def test_our_advantages_keep_it(spec: Advantage) -> None:
     assert advantage_faults(lambda tokens: advantages(spec, tokens), spec.needs) == []
 
 
@@ -62,7 +80,7 @@ def of_the_first_teacher(tokens: StepTokens) -> torch.Tensor:
     ],
 )
 def test_an_advantage_that_does_not_say_what_it_needs_is_told_what_to_write(
-    advantage, need: choices.Need
+    advantage, need: Need
 ) -> None:
     wanted = f"it cannot do without {need}; write `needs: [batch, {need}]`"
     assert advantage_faults(advantage, ["batch"]) == [Fault("says what it needs", wanted)]
@@ -82,15 +100,15 @@ def test_who_changes_what_it_is_given_of_its_needs_is_found() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        choices.ClipLoss(kind="clip", dual_clip=2.0),
-        choices.GspoLoss(kind="gspo"),
-        choices.CispoLoss(kind="cispo"),
-        choices.DisLoss(kind="dis"),
-        choices.ReinforceLoss(kind="reinforce"),
+        ClipLoss(kind="clip", dual_clip=2.0),
+        GspoLoss(kind="gspo"),
+        CispoLoss(kind="cispo"),
+        DisLoss(kind="dis"),
+        ReinforceLoss(kind="reinforce"),
     ],
     ids=lambda spec: spec.kind,
 )
-def test_our_losses_keep_it(spec: choices.Loss) -> None:
+def test_our_losses_keep_it(spec: Loss) -> None:
     assert loss_faults(policy_loss(spec)) == []
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engines.algorithms import choices
-from engines.algorithms.build import advantages, policy_loss
+from engines.algorithms.advantages import CustomAdvantage, advantages
 from engines.algorithms.contract import example_step
+from engines.algorithms.losses import CustomLoss, policy_loss
 from flows.checks.recipe import check_recipe
 from flows.command.declared import models as cli
 from flows.load import load_recipe
@@ -89,10 +89,10 @@ def test_a_hook_that_cannot_be_found_is_bad_input(path: str, said: str) -> None:
 def test_a_custom_part_names_itself_where_it_is_wrong(part: str) -> None:
     def use(path: str, **options: object) -> None:
         if part == "advantage":
-            made = choices.CustomAdvantage(kind="custom", path=path, options=options)
+            made = CustomAdvantage(kind="custom", path=path, options=options)
             advantages(made, example_step())
         else:
-            policy_loss(choices.CustomLoss(kind="custom", path=path, options=options))
+            policy_loss(CustomLoss(kind="custom", path=path, options=options))
 
     with pytest.raises(InputError, match=f"^unknown {part} 'nothing'"):
         use("nothing")
@@ -117,18 +117,16 @@ def test_check_tries_the_custom_parts_of_a_recipe(tmp_path, monkeypatch) -> None
         check_recipe(recipe, plan_post_train(recipe))
 
 
-def test_the_functions_need_torch_alone_and_only_the_specs_pydantic() -> None:
+def test_estimators_load_no_engine_and_their_settings_no_torch() -> None:
     code = (
         "import importlib, pkgutil, sys, engines.algorithms as a\n"
-        "specs = {'build', 'choices', 'combinations', 'spec'}\n"
+        "of_tensors = {'contract', 'linear_logprobs', 'sequence_sums'}\n"
         "found = pkgutil.walk_packages(a.__path__, a.__name__ + '.')\n"
         "names = {m.name.removeprefix('engines.algorithms.') for m in found}\n"
-        "sys.modules['pydantic'] = None\n"
-        "for name in names - specs:\n"
+        "for name in names - of_tensors:\n"
         "    importlib.import_module('engines.algorithms.' + name)\n"
-        "del sys.modules['pydantic']\n"
-        "print(len(names - specs) > 20, 'infra' in sys.modules)\n"
-        "for name in specs:\n"
+        "print(len(names - of_tensors) > 9, 'torch' in sys.modules)\n"
+        "for name in of_tensors:\n"
         "    importlib.import_module('engines.algorithms.' + name)\n"
         "print([m for m in ('megatron', 'ray', 'sglang', 'transformers') if m in sys.modules])\n"
     )

@@ -8,13 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.algorithms import choices
-from engines.algorithms.build import policy_loss
 from engines.algorithms.inputs import LossInputs, PolicyLoss
-from engines.algorithms.kl import kl_estimate, unbiased_kl
-from engines.algorithms.losses.clip import clip_loss
-from engines.algorithms.losses.supervised import supervised_loss
-from engines.algorithms.losses.value_loss import value_loss
+from engines.algorithms.losses import (
+    CispoLoss,
+    ClipLoss,
+    DisLoss,
+    GspoLoss,
+    Loss,
+    ReinforceLoss,
+    clip_loss,
+    policy_loss,
+    supervised_loss,
+    value_loss,
+)
+from engines.algorithms.penalties import kl_estimate, unbiased_kl
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +48,7 @@ def gradient_of(made: PolicyLoss, tokens: LossInputs) -> list[float]:
     return tokens.logprobs_R.grad.tolist()
 
 
-def run(spec: choices.Loss, tokens: LossInputs) -> tuple[list[float], list[bool], list[float]]:
+def run(spec: Loss, tokens: LossInputs) -> tuple[list[float], list[bool], list[float]]:
     made = policy_loss(spec)(tokens)
     return made.loss_R.tolist(), made.is_clipped_R.tolist(), gradient_of(made, tokens)
 
@@ -66,7 +73,7 @@ def test_the_clipped_loss_by_hand(
     ratio: float, advantage: float, loss: float, is_clipped: bool, gradient: float
 ) -> None:
     """The gradient is d loss / d logprob = -ratio x advantage where it is not clipped."""
-    got = run(choices.ClipLoss(kind="clip"), tokens_of([ratio], [advantage]))
+    got = run(ClipLoss(kind="clip"), tokens_of([ratio], [advantage]))
     assert got[0] == pytest.approx([loss])
     assert got[1] == [is_clipped]
     assert got[2] == pytest.approx([gradient])
@@ -76,7 +83,7 @@ def test_the_clipped_loss_by_hand(
 def test_the_dual_bound_by_hand() -> None:
     # c = 3. Bad actions of ratio 5 and 2: 5 is held at 3 without gradient, 2 is below the bound.
     # A good action of ratio 5 is held by the ordinary clip at 1.28.
-    spec = choices.ClipLoss(kind="clip", dual_clip=3.0)
+    spec = ClipLoss(kind="clip", dual_clip=3.0)
     got = run(spec, tokens_of([5, 2, 5], [-1, -1, 1]))
     assert got[0] == pytest.approx([3, 2, -1.28])
     assert got[1] == [True, False, True]
@@ -88,7 +95,7 @@ def test_gspo_by_hand() -> None:
     # Sequence 0, ratios 2 and 1/2: mean log ratio 0, ratio 1, A = 1: loss -1 at both, and each
     # token's gradient is -1 x 1/2 from each of the two losses: -1.
     # Sequence 1, one token of ratio 1.5, A = 2, clipped at 1.1: -2.2, no gradient.
-    spec = choices.GspoLoss(kind="gspo", clip_low=0.1, clip_high=0.1)
+    spec = GspoLoss(kind="gspo", clip_low=0.1, clip_high=0.1)
     got = run(spec, tokens_of([2, 0.5, 1.5], [1, 1, 2], [2, 1]))
     assert got[0] == pytest.approx([-1, -1, -2.2])
     assert got[1] == [False, False, True]
@@ -98,8 +105,8 @@ def test_gspo_by_hand() -> None:
 @pytest.mark.proof("loss gspo", "limit")
 def test_gspo_of_one_token_sequences_is_the_clipped_loss() -> None:
     ratios, signs = [0.5, 0.9, 1.0, 1.1, 1.5], [1.0, -1.0, 2.0, -2.0, 1.0]
-    spec = choices.GspoLoss(kind="gspo", clip_low=0.2, clip_high=0.2)
-    plain = choices.ClipLoss(kind="clip", clip_low=0.2, clip_high=0.2)
+    spec = GspoLoss(kind="gspo", clip_low=0.2, clip_high=0.2)
+    plain = ClipLoss(kind="clip", clip_low=0.2, clip_high=0.2)
     got, wanted = run(spec, tokens_of(ratios, signs)), run(plain, tokens_of(ratios, signs))
     assert got[0] == pytest.approx(wanted[0])
     assert got[2] == pytest.approx(wanted[2])
@@ -109,7 +116,7 @@ def test_gspo_of_one_token_sequences_is_the_clipped_loss() -> None:
 def test_cispo_by_hand() -> None:
     # Old logprob -1. Ratio 8 is weighed 5: logprob -1 + ln 8 = 1.07944, loss -5 x 1.07944.
     # Ratio 0.5 is weighed 0.5 (no lower bound): logprob -1.69315, A = -2: loss -1.69315.
-    got = run(choices.CispoLoss(kind="cispo"), tokens_of([8, 0.5], [1, -2]))
+    got = run(CispoLoss(kind="cispo"), tokens_of([8, 0.5], [1, -2]))
     assert got[0] == pytest.approx([-5.39721, -1.69315], abs=1e-5)
     assert got[1] == [True, False]
     assert got[2] == pytest.approx([-5, 1])
@@ -118,7 +125,7 @@ def test_cispo_by_hand() -> None:
 @pytest.mark.proof("loss dis", "hand", numbers=8)
 def test_dis_by_hand() -> None:
     # Bounds 0.7 and 6. Ratios 1.2 and 0.5 and 7: the last two are left out whatever A's sign.
-    spec = choices.DisLoss(kind="dis")
+    spec = DisLoss(kind="dis")
     got = run(spec, tokens_of([1.2, 0.5, 7, 7], [1, -1, 1, -1]))
     assert got[0] == pytest.approx([1.2 * (1 - math.log(1.2)), 0, 0, 0])
     assert got[1] == [False, True, True, True]
@@ -129,7 +136,7 @@ def test_dis_by_hand() -> None:
 @pytest.mark.proof("loss reinforce", "hand", numbers=4)
 def test_reinforce_by_hand() -> None:
     # Logprobs -1 and -1 + ln 2.
-    got = run(choices.ReinforceLoss(kind="reinforce"), tokens_of([1, 2], [2, -1]))
+    got = run(ReinforceLoss(kind="reinforce"), tokens_of([1, 2], [2, -1]))
     assert got[0] == pytest.approx([2, -1 + math.log(2)])
     assert got[2] == pytest.approx([-2, 1])
 
@@ -137,16 +144,16 @@ def test_reinforce_by_hand() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        choices.ClipLoss(kind="clip"),
-        choices.ClipLoss(kind="clip", dual_clip=3.0),
-        choices.GspoLoss(kind="gspo"),
-        choices.CispoLoss(kind="cispo"),
-        choices.DisLoss(kind="dis"),
+        ClipLoss(kind="clip"),
+        ClipLoss(kind="clip", dual_clip=3.0),
+        GspoLoss(kind="gspo"),
+        CispoLoss(kind="cispo"),
+        DisLoss(kind="dis"),
     ],
     ids=lambda spec: spec.kind,
 )
 @pytest.mark.proof("loss {spec.kind}", "limit")
-def test_at_ratio_one_every_loss_is_reinforce(spec: choices.Loss) -> None:
+def test_at_ratio_one_every_loss_is_reinforce(spec: Loss) -> None:
     # One sequence has one advantage, as an estimator over rollouts gives it.
     made = run(spec, tokens_of([1] * 4, [0.5, -2, -2, -2], [1, 3]))
     assert made[1] == [False] * 4

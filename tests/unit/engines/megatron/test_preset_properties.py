@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engines.algorithms.build import policy_loss
 from engines.algorithms.inputs import LossInputs
+from engines.algorithms.losses import policy_loss
 from engines.algorithms.presets import PRESETS, Preset
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.rl_batch import RlBatch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engines.algorithms.sample_rules import counts, trains
+from engines.algorithms.aggregation import counts, trains
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
 from engines.megatron.spec import Parallel
@@ -320,7 +320,7 @@ def test_a_custom_advantage_reads_the_reference_that_it_needs(monkeypatch) -> No
         seen.append(tokens.reference_logprobs_R)
         return tokens.logprobs_R.detach()
 
-    monkeypatch.setattr("engines.algorithms.build.resolve", lambda *_: advantage)
+    monkeypatch.setattr("engines.algorithms.parts.resolve", lambda *_: advantage)
     custom = {"kind": "custom", "path": "mine:advantage", "needs": ["reference"]}
     algorithm = Algorithm.model_validate({"advantage": custom})
     batch = RlBatch.of([sample("a", 0)], algorithm)

@@ -21,7 +21,7 @@ from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import data_path, install_hooks, read_hooks
 from tasks.durable.identity import stage_code
-from tests.parts.edited_code import change_every_function, edited
+from tests.parts.edited_code import change_functions, edited
 from tests.parts.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
@@ -142,11 +142,12 @@ def test_a_stage_depends_on_few_of_our_files(stage: str, most: int) -> None:
 
 
 EXPERTS_RL = {"reasoning-rl", "agent-rl", "general-rl"}
+OPD_AND_LATER = {"unified-opd", "unified-rl", "evaluate"}
 SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
 
 
 @pytest.mark.parametrize(
-    ("file", "again"),
+    ("edit", "again"),
     [
         ("README.md", set()),
         ("flows/plan.py", set()),
@@ -156,17 +157,21 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("tasks/sft/data.py", ALL - {"base"}),
         ("tasks/rl/body.py", EXPERTS_RL | UNIFIED),
         # one estimator
-        ("engines/algorithms/statistics/group_relative.py", EXPERTS_RL | UNIFIED),
-        ("engines/algorithms/losses/clip.py", EXPERTS_RL | UNIFIED),
-        ("engines/algorithms/statistics/leave_one_out.py", set()),
-        ("engines/algorithms/statistics/gae.py", set()),
-        ("engines/algorithms/advantages/critic.py", set()),
-        ("engines/algorithms/losses/cispo.py", set()),
-        ("engines/algorithms/kl.py", set()),
-        ("engines/algorithms/overlong.py", set()),
-        ("engines/algorithms/corrections/off_policy.py", set()),
-        ("engines/algorithms/distillation.py", {"unified-opd", "unified-rl", "evaluate"}),
-        ("engines/algorithms/corrections/correction.py", {"unified-opd", "unified-rl", "evaluate"}),
+        ("engines/algorithms/advantages.py:grpo_advantages", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/statistics.py:group_advantages", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/losses.py:clip_loss", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/statistics.py:leave_one_out_advantages", set()),
+        ("engines/algorithms/statistics.py:gae", set()),
+        ("engines/algorithms/advantages.py:gae_advantages", set()),
+        ("engines/algorithms/advantages.py:critic_targets", set()),
+        ("engines/algorithms/losses.py:cispo_loss", set()),
+        ("engines/algorithms/losses.py:value_loss", set()),
+        ("engines/algorithms/penalties.py:kl_estimate", set()),
+        ("engines/algorithms/penalties.py:unbiased_kl", set()),
+        ("engines/algorithms/penalties.py:overlong_penalty", set()),
+        ("engines/algorithms/corrections.py:off_policy_sequences", set()),
+        ("engines/algorithms/advantages.py:distillation_advantages", OPD_AND_LATER),
+        ("engines/algorithms/corrections.py:corrected", OPD_AND_LATER),
         # one reward, one curriculum
         ("rewards/math.py", {"reasoning-rl"} | UNIFIED),
         # `math` uses its check of a reply's form
@@ -188,20 +193,21 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
     ],
 )
 def test_an_edit_of_our_code_runs_again_what_uses_it(
-    tree: Path, known: tuple[LookedUp, dict[str, str]], file: str, again: set[str]
+    tree: Path, known: tuple[LookedUp, dict[str, str]], edit: str, again: set[str]
 ) -> None:
     looked_up, before = known
+    file, _, name = edit.partition(":")
     with edited(tree / file):
         if file.endswith(".py"):
-            change_every_function(tree / file)
+            change_functions(tree / file, name)
         assert rerun(before, planned(tree, without(looked_up, file))) == again
 
 
 @pytest.mark.parametrize(
     ("file", "added"),
     [
-        ("engines/algorithms/choices.py", "class New(PartWithCode):\n    code = 'a:b'"),
-        ("engines/algorithms/choices.py", "Loss = Annotated[ClipLoss | New, 1]"),
+        ("engines/algorithms/losses.py", "class New(PartWithCode):\n    code = 'a:b'"),
+        ("engines/algorithms/losses.py", "Loss = Annotated[ClipLoss | New, 1]"),
         ("rewards/built_in.py", "MORE = {'new': 'rewards.new:New'}"),
         ("tasks/domain.py", "class New(HookSpec):\n    new: int = 1"),
         ("tasks/rl/body.py", "# A comment.\n\n\ndef neighbour(): return 1"),
@@ -222,10 +228,30 @@ def test_an_estimator_counts_where_the_algorithm_names_it(
     preset = "experts.general.path.rl.algorithm={preset: rloo}"
     looked_up, _ = known
     before = planned(tree, looked_up, preset)
-    file = "engines/algorithms/statistics/leave_one_out.py"
+    file = "engines/algorithms/statistics.py"
     with edited(tree / file):
-        change_every_function(tree / file)
+        change_functions(tree / file, "leave_one_out_advantages")
         changed = rerun(before, planned(tree, without(looked_up, file), preset))
+    assert changed == {"general-rl"} | UNIFIED
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "edit"),
+    [
+        ("{preset: ppo}", "engines/algorithms/advantages.py:critic_targets"),
+        ("{kl: {coef: 0.1, unbiased: true}}", "engines/algorithms/penalties.py:unbiased_kl"),
+    ],
+)
+def test_what_a_part_names_beside_its_function_counts(
+    tree: Path, known: tuple[LookedUp, dict[str, str]], algorithm: str, edit: str
+) -> None:
+    looked_up, _ = known
+    changes = ["experts.general.path.rl.algorithm=" + algorithm]
+    before = planned(tree, looked_up, *changes)
+    file, _, name = edit.partition(":")
+    with edited(tree / file):
+        change_functions(tree / file, name)
+        changed = rerun(before, planned(tree, without(looked_up, file), *changes))
     assert changed == {"general-rl"} | UNIFIED
 
 

@@ -1,0 +1,200 @@
+"""How an advantage changes a token's logprob: each loss's settings, and its formula.
+
+Each class of settings names the function that computes it, of one micro-batch. Axis: R trained
+tokens. The critic's loss and that of supervised learning have no settings of their own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat
+
+from engines.algorithms.inputs import LossInputs, PolicyLoss
+from engines.algorithms.parts import Part, PartWithCode, Share, with_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossFunction = Callable[[LossInputs], PolicyLoss]
+
+
+def policy_loss(spec: Loss) -> LossFunction:
+    """The loss of each token."""
+    return with_settings("loss", spec)
+
+
+class ClipLoss(PartWithCode):
+    """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) (PPO; asymmetric in DAPO)."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:clip_loss"
+    kind: Literal["clip"]
+    clip_low: Share = 0.2
+    """ratio is clipped below 1 - clip_low"""
+    clip_high: PositiveFloat = 0.28
+    """ratio is clipped above 1 + clip_high"""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """a bad action's loss is at most this times |A|; 3 to 10 makes sense; None: no bound"""
+
+
+def clip_loss(
+    tokens: LossInputs, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> PolicyLoss:
+    """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) of each token.
+
+    The clipped surrogate of PPO (arXiv 1707.06347), asymmetric, and its dual bound.
+    With `dual_clip` c > 1, a bad action's loss is at most c x |A| (arXiv 1912.09729): a token that
+    became far more likely since it was sampled must not dominate.
+    Example: ratio 1.5, A = 1, clip_high 0.28 -> loss -1.28, clipped, no gradient.
+    """
+    import torch
+
+    ratio_R, advantages_R = tokens.log_ratio_R.exp(), tokens.advantages_R
+    plain_R = ratio_R * advantages_R
+    bounded_R = ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R
+    loss_R = -torch.minimum(plain_R, bounded_R)
+    is_clipped_R = bounded_R < plain_R
+    if dual_clip is not None:
+        ceiling_R = -dual_clip * advantages_R
+        is_over_R = (advantages_R < 0) & (loss_R > ceiling_R)
+        loss_R = torch.where(is_over_R, ceiling_R, loss_R)
+        is_clipped_R = is_clipped_R | is_over_R
+    return PolicyLoss(loss_R, is_clipped_R)
+
+
+class GspoLoss(PartWithCode):
+    """The clipped loss with one ratio per sequence; its clip range is about 1000 times narrower."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:gspo_loss"
+    kind: Literal["gspo"]
+    clip_low: Share = 3e-4
+    clip_high: PositiveFloat = 4e-4
+
+
+def gspo_loss(tokens: LossInputs, *, clip_low: float, clip_high: float) -> PolicyLoss:
+    """The clipped loss with ratio exp(mean over the sequence of the log ratio) at every token.
+
+    Group sequence policy optimisation (arXiv 2507.18071).
+    The mean is over the whole sequence, on whichever ranks it lies, and carries the gradient.
+    Example: token ratios 2 and 1/2 -> sequence ratio 1 at both.
+    """
+    import torch
+
+    mean_R = tokens.sequence_mean(tokens.log_ratio_R)
+    as_one = replace(tokens, logprobs_R=mean_R, old_logprobs_R=torch.zeros_like(mean_R))
+    return clip_loss(as_one, clip_low=clip_low, clip_high=clip_high, dual_clip=None)
+
+
+class CispoLoss(PartWithCode):
+    """-clip(ratio) x A x logprob, the clipped ratio constant."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:cispo_loss"
+    kind: Literal["cispo"]
+    clip_low: Share = 1.0
+    """1: no lower bound, as in MiniMax-M1"""
+    clip_high: PositiveFloat = 4.0
+    """the ratio is clipped at 1 + clip_high; 3 to 7 makes sense"""
+
+
+def cispo_loss(tokens: LossInputs, *, clip_low: float, clip_high: float) -> PolicyLoss:
+    """-clip(ratio, 1 - clip_low, 1 + clip_high) x A x logprob, the clipped ratio held constant.
+
+    Clipped importance weights (MiniMax-M1, arXiv 2506.13585): every token keeps a gradient.
+    Example: ratio 8, clip_high 4, A = 1 -> gradient of the logprob is -5, not 0.
+    """
+    ratio_R = tokens.log_ratio_R.detach().exp()
+    weight_R = ratio_R.clamp(1 - clip_low, 1 + clip_high)
+    return PolicyLoss(-weight_R * tokens.advantages_R * tokens.logprobs_R, weight_R != ratio_R)
+
+
+class DisLoss(PartWithCode):
+    """-ratio x A x logprob where 1 - clip_low < ratio to the engine < 1 + clip_high, else 0."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:dis_loss"
+    kind: Literal["dis"]
+    clip_low: Share = 0.3
+    """SAO: 0.3 for reasoning with tools, 0.8 for coding agents"""
+    clip_high: PositiveFloat = 5.0
+    """SAO: 5 for reasoning with tools, 3 for coding agents"""
+
+
+def dis_loss(tokens: LossInputs, *, clip_low: float, clip_high: float) -> PolicyLoss:
+    """-ratio x A x logprob where 1 - clip_low < ratio < 1 + clip_high, else 0, whatever A's sign.
+
+    Direct double-sided importance sampling (GLM-5, arXiv 2602.15763; SAO): no old policy's pass.
+    ratio x A is held constant: a gradient through it would count the logprob twice. A token that
+    is left out stays in the denominator.
+    Example: ratio 1.2, A = 1 -> gradient -1.2; ratio 7 with clip_high 5 -> none.
+    """
+    import torch
+
+    ratio_R = tokens.log_ratio_R.detach().exp()
+    is_kept_R = (ratio_R > 1 - clip_low) & (ratio_R < 1 + clip_high)
+    weight_R = torch.where(is_kept_R, ratio_R, torch.zeros_like(ratio_R))
+    return PolicyLoss(-weight_R * tokens.advantages_R * tokens.logprobs_R, ~is_kept_R)
+
+
+class ReinforceLoss(PartWithCode):
+    """-A x logprob: for one update per batch."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:reinforce_loss"
+    kind: Literal["reinforce"]
+
+
+def reinforce_loss(tokens: LossInputs) -> PolicyLoss:
+    """-A x logprob of each token: the score-function estimator (Williams 1992).
+
+    It is right only for samples of the present policy.
+    Example: A = 2, logprob -0.5 -> 1, gradient -2.
+    """
+    import torch
+
+    never_R = torch.zeros_like(tokens.advantages_R, dtype=torch.bool)
+    return PolicyLoss(-tokens.advantages_R * tokens.logprobs_R, never_R)
+
+
+class CustomLoss(Part):
+    """Your own `def loss(tokens: LossInputs, **options) -> PolicyLoss` (a loss of each token)."""
+
+    kind: Literal["custom"]
+    path: str
+    """`module:function`"""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.path,)
+
+
+Loss = Annotated[
+    ClipLoss | GspoLoss | CispoLoss | DisLoss | ReinforceLoss | CustomLoss,
+    Field(discriminator="kind"),
+]
+
+
+def value_loss(
+    values_R: Tensor, old_values_R: Tensor, targets_R: Tensor, *, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """(max((V - G)^2, (V_old + clip(V - V_old, +-clip) - G)^2) / 2, where the bound decides): [R].
+
+    The critic's squared error, its step bounded like the policy's (PPO2).
+    Only a value that has moved further than `clip` towards its target is held; None: no bound.
+    Example: V_old 0, V 0.5, G 1, clip 0.2 -> max(0.25, 0.64) / 2 = 0.32, without gradient.
+    """
+    import torch
+
+    error_R = (values_R - targets_R).square()
+    if clip is None:
+        return error_R / 2, torch.zeros_like(error_R, dtype=torch.bool)
+    moved_R = values_R - old_values_R
+    bounded_R = (old_values_R + moved_R.clamp(-clip, clip) - targets_R).square()
+    # Within the bound the two differ by rounding alone, which must not count.
+    is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)
+    return torch.maximum(error_R, bounded_R) / 2, is_held_R
+
+
+def supervised_loss(logprobs_R: Tensor) -> Tensor:
+    """-logprob of each trained token, [R]."""
+    return -logprobs_R

@@ -8,7 +8,7 @@ How a rollout ended comes first:
     truncated            -> outcome 0, the other terms are asked
 
 A rollout that ended otherwise is not judged: what it earns is in
-`engines/rollout/drivers/conversation.py`.
+`engines/rollout/drivers/driver.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tasks.stage import ADMITTED, StageContext
 
 if TYPE_CHECKING:
-    from engines.rollout.drivers.live_domain import LiveDomain
+    from engines.rollout.drivers.driver import LiveDomain
     from engines.types import Curriculum
 
 
@@ -28,7 +28,7 @@ async def only_admitted(context: StageContext, domains: Sequence[LiveDomain]) ->
 def restricted(curriculum: Curriculum, folder: Path, domain: str | None = None) -> Curriculum:
     """The curriculum with the admitted problems of one domain; None: of the only one."""
     from curricula.admitted import Admitted
-    from engines.rollout.records.admitted_problems import read_admitted
+    from engines.rollout.records.dataset import read_admitted
     from engines.types import Problem, Split
 
     by_split: dict[Split, list[Problem]] = {}

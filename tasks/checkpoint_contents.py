@@ -162,7 +162,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_blocked": "handle",
         "_scratch": "spec",
     },
-    "engines/rollout/bounds.py:StopRule": {
+    "engines/rollout/metrics.py:StopRule": {
         "outcomes": "state.json",
         "entropies": "state.json",
         "solved_reward": "spec",
@@ -190,7 +190,10 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "earlier": "handle",
         "_kept": "last_steps",
     },
-    "engines/rollout/records/shown.py:ShownSteps": {"one_in": "state.json", "tokens": "state.json"},
+    "engines/rollout/records/gallery.py:ShownSteps": {
+        "one_in": "state.json",
+        "tokens": "state.json",
+    },
     "engines/rollout/tickets.py:TicketSource": {
         "next": "tickets.json",
         "_start": "spec",
@@ -198,7 +201,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_split": "spec",
         "_seed": "spec",
     },
-    "engines/rollout/sources/chosen_tickets.py:ChosenTickets": {
+    "engines/rollout/tickets.py:ChosenTickets": {
         "next": "tickets.json",
         "_picked": "tickets.json",
         "_in_order": "tickets.json",
@@ -207,22 +210,22 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_by_name": "spec",
         "_limit": "spec",
     },
-    "engines/rollout/sources/told_results.py:ToldResults": {
+    "engines/rollout/tickets.py:ToldResults": {
         "count": "tickets.json",
         "_unsaved": "notes",
         "_notes": "handle",
     },
-    "engines/rollout/sources/weighted.py:Weighted": {
+    "engines/rollout/sources.py:Weighted": {
         "_names": "spec",
         "_weights": "spec",
         "_seed": "spec",
     },
-    "engines/rollout/filters/can_teach.py:CanTeach": {"_needs_spread": "spec"},
-    "engines/rollout/filters/outcome_between.py:OutcomeBetween": {
+    "engines/rollout/filters.py:CanTeach": {"_needs_spread": "spec"},
+    "engines/rollout/filters.py:OutcomeBetween": {
         "_above": "spec",
         "_below": "spec",
     },
-    "engines/rollout/filters/verdict.py:ProcessFilter": {"process": "handle"},
+    "engines/rollout/filters.py:ProcessFilter": {"process": "handle"},
     "engines/rollout/producer.py:Producer": {
         "source": "handle",
         "admission": "spec",
@@ -257,11 +260,11 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_is_closing": "empty",
         "_is_training": "empty",
     },
-    "engines/rollout/records/journal.py:RolloutJournal": {
+    "engines/rollout/records/journals.py:RolloutJournal": {
         "_notes": "notes",
         "_writer": "empty",
     },
-    "engines/rollout/records/note_writer.py:NoteWriter": {
+    "engines/rollout/records/journals.py:NoteWriter": {
         "_notes": "notes",
         "_kind": "spec",
         "_encode": "spec",
@@ -274,15 +277,15 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_num_kept": "empty",
         "_num_durable": "empty",
     },
-    "engines/rollout/records/trained_rollouts.py:TrainedRollouts": {"_notes": "notes"},
-    "engines/rollout/unpublished_policy.py:UnpublishedPolicy": {"version": "state.json"},
-    "engines/rollout/records/turn_journal.py:TurnJournal": {
+    "engines/rollout/records/take_log.py:TrainedRollouts": {"_notes": "notes"},
+    "engines/rollout/published_policy.py:UnpublishedPolicy": {"version": "state.json"},
+    "engines/rollout/records/journals.py:TurnJournal": {
         "notes": "notes",
         "recovered_tokens": "empty",
         "_known": "notes",
         "_writer": "empty",
     },
-    "engines/rollout/group_buffer.py:GroupBuffer": {
+    "engines/rollout/buffers.py:GroupBuffer": {
         "_waiting": "buffer.bin",
         "_policy": "handle",
         "groups_per_step": "spec",
@@ -290,7 +293,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "reused": "empty",
         "fault": "empty",
     },
-    "engines/rollout/buffers/choosing_buffer.py:ChoosingBuffer": {
+    "engines/rollout/buffers.py:ChoosingBuffer": {
         "_rule": "spec",
         "_seed": "spec",
         "_times": "taken.json",
@@ -328,7 +331,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_metrics": "empty",
         "_warned": "empty",
     },
-    "engines/rollout/drivers/conversation.py:Conversation": {
+    "engines/rollout/drivers/driver.py:Conversation": {
         "_environment": "handle",
         "_max_turns": "spec",
     },
@@ -339,7 +342,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_seed": "spec",
         "window": "handle",
     },
-    "engines/rollout/window.py:Window": {"_most": "spec", "_free": "empty", "_next": "empty"},
+    "engines/rollout/roller.py:Window": {"_most": "spec", "_free": "empty", "_next": "empty"},
     "engines/rollout/workers/worker_pool.py:WorkerPool": {
         "window": "handle",
         "_start": "handle",
@@ -357,12 +360,12 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
 
 WITHIN_A_STEP = (
     "engines/rollout/records/dataset.py:DatasetWriter",
-    "engines/rollout/records/parquet_rows.py:ParquetRows",
+    "engines/rollout/records/dataset.py:ParquetRows",
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/producer.py:Sampled",
     "engines/rollout/drivers/session.py:TokenSession",
     "engines/rollout/drivers/session_host.py:SessionHost",
-    "engines/rollout/workers/assigned_group.py:AssignedGroup",
+    "engines/rollout/workers/worker_pool.py:AssignedGroup",
     "engines/rollout/workers/worker.py:RolloutWorker",
     "engines/rollout/workers/worker_pool.py:_Place",
 )

@@ -16,7 +16,7 @@ from pydantic import (
 from curricula.built_in import BUILT_IN as CURRICULA
 from curricula.of_rows import OF_LIBRARIES
 from curricula.prompt_files.spec import PromptFiles
-from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
+from engines.rollout.built_in_parts import DRIVERS
 from engines.sglang.spec import FleetSpec
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve

@@ -9,9 +9,9 @@ from typing import Protocol, runtime_checkable
 from curricula.own_process import ProcessEnvironment
 from curricula.registry import BUILT_IN as CURRICULA
 from curricula.registry import build as build_curriculum
-from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.drivers.registry import build as build_driver
+from engines.rollout.built_in_parts import DRIVERS
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.drivers.driver import build as build_driver
 from engines.types import Curriculum, Environment, Reward
 from infra.errors import InputError
 from infra.processes.part_process import PartProcess

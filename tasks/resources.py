@@ -17,8 +17,8 @@ from tasks.stage import StageContext, Stopped, require_inputs
 
 if TYPE_CHECKING:
     from engines.chat import Chat
-    from engines.rollout.drivers.live_domain import LiveDomain
-    from engines.rollout.records.journal import RolloutJournal
+    from engines.rollout.drivers.driver import LiveDomain
+    from engines.rollout.records.journals import RolloutJournal
     from engines.sglang.fleet import Fleet
     from engines.sglang.servers.server_units import TrainerDevices
     from infra.store.stage_warning import StageWarning
@@ -89,7 +89,7 @@ async def _connect(roles: RoleClients, context: StageContext, fleets: Mapping[st
 
 def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
     """Where a sweep's rollouts are durable as they finish; the last ones when the stack ends."""
-    from engines.rollout.records.journal import RolloutJournal
+    from engines.rollout.records.journals import RolloutJournal
 
     journal = RolloutJournal(context.checkpoints, every_s=NOTE_SECONDS)
     stack.push_async_callback(journal.flush)

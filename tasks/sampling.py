@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.chat import Chat
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.records.journals import RolloutJournal
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from infra.run_both import run_both

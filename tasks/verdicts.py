@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from engines.algorithms.parts import Need
-from engines.rollout.bounds import FILLS_CONTEXT, way_out
-from engines.rollout.metrics import first_samples, outcome
+from engines.rollout.metrics import FILLS_CONTEXT, first_samples, outcome, way_out
 from engines.types import Group, Sample, Status
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from engines.rollout.admission import OnStale
-from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.buffers import GroupBuffer
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.tickets import Ticket

@@ -17,7 +17,7 @@ from engines.algorithms.aggregation import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.producer import Sampled, trainable
 from engines.rollout.protocols import PolicyTrainer, PublishedWeights, ValueTrainer
-from engines.rollout.records.shown import to_score
+from engines.rollout.records.gallery import to_score
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Group, Sample
 from engines.weight_versions import NO_VERSION

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.roller import RollsGroups
 from engines.types import Problem, Rollout
 from infra.timeline import EVALUATION, span
 

@@ -22,12 +22,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engines.rollout.background_sampler import BackgroundSampler
+from engines.rollout.buffers import GroupBuffer
 from engines.rollout.consumer import Consumer, StepResult, at_once
-from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
-from engines.rollout.records.take_log import Take, TakeLog
-from engines.rollout.records.trained_rollouts import TrainedRollouts
+from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
 from infra.timeline import TRAINER, span
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]

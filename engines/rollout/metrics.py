@@ -1,18 +1,25 @@
-"""The numbers of one RL step, as they go to the tracker."""
+"""Metrics of an RL step and of its queues, and the bounds by which a run ends early."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from engines.types import Group, Sample, Status, one_per_rollout
+from infra.errors import TrainingStopped
+from infra.timeline import Timeline
 
 if TYPE_CHECKING:
     from engines.rollout.consumer import StepResult
 
+
 _MOST_REASONS = 8
 """of a filter in a step: each is a curve"""
+
 _UNJUDGED = (Status.FAILED, Status.ABORTED)
 
 
@@ -150,3 +157,105 @@ def _by_domain(samples: Sequence[Sample]) -> dict[str, float]:
         f"outcome_mean_{domain}": mean(outcome(s) for s in samples if s.domain == domain)
         for domain in domains
     }
+
+
+_EVERY_S = 0.05
+
+
+@asynccontextmanager
+async def counting(
+    timeline: Timeline, depths: Callable[[], Mapping[str, float]]
+) -> AsyncGenerator[None]:
+    """While the block runs, and once more at its end."""
+    task = asyncio.create_task(_count(timeline, depths), name="queue depths")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        timeline.count(depths())
+
+
+async def _count(timeline: Timeline, depths: Callable[[], Mapping[str, float]]) -> None:
+    while True:
+        timeline.count(depths())
+        await asyncio.sleep(_EVERY_S)
+
+
+FILLS_CONTEXT = "fills the context"
+"""in the reason of a rollout whose prompt leaves no room for an answer"""
+
+_SOLVED_WINDOW = 3
+
+_COLLAPSE_WINDOW = 5
+
+
+@dataclass(slots=True)
+class StopRule:
+    """Follows a run step by step. All bounds are on means over a window of steps."""
+
+    solved_reward: float
+    min_outcome: float
+    max_entropy: float | None
+    max_failed_share: float
+    outcomes: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    """of the steps that updated the policy, in nats a token"""
+
+    def observe(self, step: int, metrics: dict[str, float], failure: str) -> bool:
+        """Take a step's metrics in. True when the run is solved.
+
+        `failure` is the most frequent reason of failed samples. Raises TrainingStopped.
+        """
+        failed = metrics.get("failed_share", 0.0)
+        if failed > self.max_failed_share:
+            raise TrainingStopped(
+                f"step {step}: {failed:.0%} of the rollouts failed, more than the bound of "
+                f"{self.max_failed_share:.0%}; most often: {failure}. {way_out(failure)}, or "
+                "raise `bounds.max_failed_share`"
+            )
+        if "outcome_mean" in metrics:
+            self.outcomes.append(metrics["outcome_mean"])
+        if "entropy" in metrics:
+            self.entropies.append(metrics["entropy"])
+        for values in (self.outcomes, self.entropies):
+            del values[:-_COLLAPSE_WINDOW]
+        self._stop_if_collapsed(step)
+        recent = self.outcomes[-_SOLVED_WINDOW:]
+        return len(recent) == _SOLVED_WINDOW and _mean(recent) >= self.solved_reward
+
+    def _stop_if_collapsed(self, step: int) -> None:
+        outcomes = self.outcomes[-_COLLAPSE_WINDOW:]
+        if len(outcomes) == _COLLAPSE_WINDOW and _mean(outcomes) < self.min_outcome:
+            raise TrainingStopped(
+                f"step {step}: the mean outcome of {_COLLAPSE_WINDOW} steps fell to "
+                f"{_mean(outcomes):.3f}, below `bounds.min_outcome` {self.min_outcome}. Lower "
+                "the learning rate, or start from a longer cold start"
+            )
+        entropies = self.entropies[-_COLLAPSE_WINDOW:]
+        bound = self.max_entropy
+        if bound is not None and len(entropies) == _COLLAPSE_WINDOW and _mean(entropies) > bound:
+            raise TrainingStopped(
+                f"step {step}: the mean entropy of {_COLLAPSE_WINDOW} steps rose to "
+                f"{_mean(entropies):.3f} nats, above `bounds.max_entropy` {bound}. Lower the "
+                "learning rate, or clip lower"
+            )
+
+    def history(self) -> dict[str, list[float]]:
+        """What a resumed run needs: see `restore`."""
+        return {"outcomes": list(self.outcomes), "entropies": list(self.entropies)}
+
+    def restore(self, history: dict[str, Any]) -> None:
+        self.outcomes = list(history["outcomes"])
+        self.entropies = list(history["entropies"])
+
+
+def way_out(failure: str) -> str:
+    """What a person can do about rollouts that fail for this reason."""
+    if FILLS_CONTEXT in failure:
+        return "Leave such prompts out, or take a model with a longer context"
+    return "Repair the reward or the environment"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -15,13 +15,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from engines.rollout.admission import Admission
-from engines.rollout.filters.verdict import AskFilter, Drop
-from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.buffers import GroupBuffer
+from engines.rollout.filters import AskFilter, Drop
 from engines.rollout.protocols import PolicyVersion
-from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.records.journals import Finished, RolloutJournal, TicketTurns, TurnJournal
 from engines.rollout.records.take_log import Take
-from engines.rollout.records.turn_journal import TicketTurns, TurnJournal
-from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.roller import RollsGroups
 from engines.rollout.tickets import Ticket, TicketSource
 from engines.types import TRAINABLE, Group
 from engines.weight_versions import NO_VERSION, WeightVersions

@@ -11,15 +11,15 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from engines.devices.sharing import SeparateDevices
+from engines.weights.report import PublishReport
 from infra.errors import EngineError
 
-if TYPE_CHECKING:
-    from engines.weights.report import PublishReport
-
 _TRIES = 3
+
 _log = logging.getLogger(__name__)
 
 
@@ -154,3 +154,18 @@ class PublishedPolicy:
         if len(set(checksums.values())) > 1:
             _log.warning("servers differ in version %d: %s", self._version, checksums)
             await self._push(self._servers.server_urls)
+
+
+@dataclass(slots=True)
+class UnpublishedPolicy:
+    """See `engines.rollout.protocols.PublishedWeights`."""
+
+    version: int = 0
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncGenerator[None]:
+        yield
+
+    async def publish_next(self) -> PublishReport:
+        self.version += 1
+        return PublishReport(self.version, "none", bytes=0, servers=0, seconds=0.0)

@@ -4,7 +4,10 @@
 
 A driver, an environment or a reward that raises makes a FAILED rollout, which is recorded and
 never trained on; so does a problem that the chat template cannot write. A lost engine is none of
-these: EngineError passes through and ends the stage.
+these: EngineError passes through and ends the stage. How many rollouts of a sweep over many
+problems are under way at once is its `Window`'s to say:
+
+    problems ──▶ take(samples) ──▶ rolled out ──▶ give_back ──▶ the next problem begins
 """
 
 from __future__ import annotations
@@ -12,21 +15,74 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.protocols import ChatFormat, Generate
-from engines.rollout.records.journal import Finished, prompt_checksum
-from engines.rollout.records.turn_journal import TicketTurns
-from engines.rollout.window import Window
+from engines.rollout.records.journals import Finished, TicketTurns, prompt_checksum
+from engines.sglang.spec import MOST_RUNNING
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.cancelling import is_told_to_end
 from infra.errors import InfrastructureError, TributaryError
 from infra.timeline import JUDGES, span
 
+_ROLLOUTS_A_TURN = 2
+"""while one has a turn at the servers, another may be at its tools or its judge"""
+
+
+class Window:
+    """Sweeps at the same servers share one. Whoever asks first has its places first."""
+
+    def __init__(self, most_turns: int = MOST_RUNNING) -> None:
+        """`most_turns`: at the servers at once. A problem with more samples than there are places
+        has all of them."""
+        self._most = most = _ROLLOUTS_A_TURN * most_turns
+        self._free = asyncio.Semaphore(most)
+        self._next = asyncio.Lock()
+        """held by the problem that gets places: two that have some each would wait for ever"""
+
+    async def take(self, rollouts: int) -> int:
+        """Wait for places. -> how many there are to give back."""
+        places = min(rollouts, self._most)
+        async with self._next:
+            for _ in range(places):
+                await self._free.acquire()
+        return places
+
+    def give_back(self, places: int) -> None:
+        for _ in range(places):
+            self._free.release()
+
+
+class RollsGroups(Protocol):
+    """`Roller` does it here, `WorkerPool` in rollout workers: with the same rollouts to the bit."""
+
+    @property
+    def window(self) -> Window:
+        """How many rollouts of sweeps keep its servers busy."""
+        ...
+
+    async def roll_group(
+        self,
+        domain: LiveDomain,
+        problem: Problem,
+        size: int,
+        *,
+        temperature: float,
+        group_id: str,
+        seed_name: str,
+        known: Mapping[str, Finished] = MappingProxyType({}),
+        on_finished: Callable[[Finished], None] = lambda made: None,
+        turns: TicketTurns | None = None,
+    ) -> list[Rollout]:
+        """See `Roller.roll_group`. Cancelled, it ends its rollouts. Raises EngineError."""
+        ...
+
+
 _CANCEL_S = 5.0
 """what a driver may take to end when it is told to"""
+
 _CANCELLED = "it waited for a task of its own that was cancelled"
 
 

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.records.journal import Finished, RolloutJournal
-from engines.rollout.rolls_groups import RollsGroups
-from engines.rollout.window import Window
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.records.journals import Finished, RolloutJournal
+from engines.rollout.roller import RollsGroups, Window
 from engines.types import Problem, Rollout
 from infra.errors import EngineError
 

@@ -4,17 +4,38 @@ Ticket n names one problem, whenever and wherever it is rolled out: seeds, group
 hang on it, never on a step or on who arrives first. Domains take turns: of D domains, ticket n is
 of domain n mod D and has its problem n div D, counted from `start`. A data source of another kind
 (`engines.rollout.sources`) changes which problem that is, and nothing else.
+
+What such a source picked is kept for as long as a ticket may be rolled again, in the checkpoint.
+What a learning source was told is kept for good, so that a resumed stage can tell it to a new one:
+
+    told ──▶ since the checkpoint before ──▶ a note with the number of results before it
+    a later attempt ── the notes as they were written, up to the checkpoint's count ──▶ told again
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
+import orjson
+
 from engines.draws import draw_problems
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.records.journals import Notes
+from engines.rollout.sources import (
+    DataSource,
+    LearningSource,
+    Pick,
+    TicketResult,
+    build_source,
+    require_can_learn,
+    result_of,
+)
 from engines.types import Group, Problem, Split
+from infra.errors import CorruptArtifact, InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +102,182 @@ class TicketSource:
         first = self._start + numbers[0] // len(self._domains)
         problems = draw_problems(domain.curriculum, self._split, len(numbers), self._seed, first)
         return [Ticket(n, domain, p) for n, p in zip(numbers, problems, strict=True)]
+
+
+class ChosenTickets(TicketSource):
+    """Raises InputError where its source raises, or picks what is not there."""
+
+    def __init__(
+        self,
+        domains: Sequence[LiveDomain],
+        *,
+        split: Split,
+        seed: int,
+        start: int,
+        source: DataSource,
+        limit: int,
+        notes: Notes,
+    ) -> None:
+        """`limit`: positions below it are the stage's; a later stage has those from there on."""
+        super().__init__(domains, split=split, seed=seed, start=start)
+        self._by_name = {domain.name: domain for domain in domains}
+        self._source = source
+        self._limit = limit
+        self._picked: dict[int, tuple[str, int]] = {}
+        """domain and position, by ticket"""
+        self._in_order: defaultdict[str, int] = defaultdict(int)
+        """problems that were picked as the next one, by domain"""
+        self._results = ToldResults(notes)
+
+    def draw(self, count: int) -> list[Ticket]:
+        numbers = range(self.next, self.next + count)
+        for number in numbers:
+            self._picked[number] = self._resolved(number)
+        self.next += count
+        made = {t.number: t for run in _runs(numbers, self._picked) for t in self._tickets(run)}
+        return [made[number] for number in numbers]
+
+    def again(self, number: int) -> Ticket:
+        return self._tickets([number])[0]
+
+    def tell(self, groups: Sequence[Group]) -> None:
+        if isinstance(self._source, LearningSource):
+            results = [result_of(group, *self._picked[group.ticket]) for group in groups]
+            self._results.add(results)
+            self._teach(self._source, results)
+
+    def state(self, first_open: int) -> dict[str, Any]:
+        self._picked = {n: picked for n, picked in self._picked.items() if n >= first_open}
+        return {
+            **super().state(first_open),
+            "picked": [[n, *picked] for n, picked in self._picked.items()],
+            "in_order": dict(self._in_order),
+            "told": self._results.count,
+        }
+
+    def take_unsaved(self) -> Callable[[], None]:
+        return self._results.take_unsaved()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._picked = {n: (domain, position) for n, domain, position in state["picked"]}
+        self._in_order.update(state["in_order"])
+        results = self._results.read(state["told"])
+        if isinstance(self._source, LearningSource):
+            self._teach(self._source, results)
+
+    def _teach(self, source: LearningSource, results: Sequence[TicketResult]) -> None:
+        for result in results:
+            self._asked("told", result, partial(source.told, result))
+
+    def _resolved(self, number: int) -> tuple[str, int]:
+        pick: Any = self._asked("pick", number, lambda: self._source.pick(number))
+        if not isinstance(pick, Pick) or pick.domain not in self._by_name:
+            raise InputError(
+                f"data_source: pick({number}) gave {pick!r:.80}; give a Pick of one of the stage's"
+                f" domains: {', '.join(self._by_name)}"
+            )
+        if pick.position is None:
+            self._in_order[pick.domain] += 1
+            return pick.domain, self._in_order[pick.domain] - 1
+        if not 0 <= pick.position < self._limit:
+            raise InputError(
+                f"data_source: pick({number}) gave position {pick.position} of {pick.domain};"
+                f" allowed: 0 to {self._limit - 1}, as other stages have the problems after these"
+            )
+        return pick.domain, pick.position
+
+    def _asked(self, method: str, about: object, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            raise InputError(
+                f"data_source: {method}({about}) raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _tickets(self, numbers: Sequence[int]) -> list[Ticket]:
+        """Of one domain and positions that follow each other."""
+        name, position = self._picked[numbers[0]]
+        domain, first = self._by_name[name], self._start + position
+        problems = draw_problems(domain.curriculum, self._split, len(numbers), self._seed, first)
+        return [Ticket(n, domain, p) for n, p in zip(numbers, problems, strict=True)]
+
+
+def _runs(numbers: Sequence[int], picked: Mapping[int, tuple[str, int]]) -> Iterator[list[int]]:
+    """The same numbers in pieces whose problems can be drawn at once."""
+    run: list[int] = []
+    for number in sorted(numbers, key=lambda n: (picked[n], n)):
+        domain, position = picked[number]
+        if run and picked[run[-1]] != (domain, position - 1):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
+
+
+class ToldResults:
+    """Of one stage."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self.count = 0
+        """all results so far"""
+        self._unsaved: list[TicketResult] = []
+
+    def add(self, results: Sequence[TicketResult]) -> None:
+        self._unsaved += results
+        self.count += len(results)
+
+    def take_unsaved(self) -> Callable[[], None]:
+        """-> what notes the results since the checkpoint before, in a thread."""
+        results, self._unsaved = self._unsaved, []
+        if not results:
+            return lambda: None
+        return partial(self._write, self.count - len(results), results)
+
+    def read(self, count: int) -> list[TicketResult]:
+        """The first `count`, from the notes of earlier attempts; go on after them. Raises
+        CorruptArtifact if some are missing."""
+        found: list[TicketResult] = []
+        # An attempt that continued from an earlier checkpoint wrote over what came after it.
+        for note in self._notes.notes("told", 0, count - 1) if count else ():
+            first, rows = orjson.loads(note)
+            found[first:] = [TicketResult(*row) for row in rows]
+        if len(found) < count:
+            raise CorruptArtifact(
+                f"{len(found)} of {count} results that the data source was told are there: notes of"
+                " the stage were deleted. Delete its checkpoints, and run again"
+            )
+        self.count, self._unsaved = count, []
+        return found[:count]
+
+    def _write(self, first: int, results: Sequence[TicketResult]) -> None:
+        self._notes.note("told", first, orjson.dumps([first, [astuple(r) for r in results]]))
+
+
+def build(
+    name: str,
+    options: Mapping[str, Any],
+    domains: Sequence[LiveDomain],
+    *,
+    split: Split,
+    seed: int,
+    start: int,
+    limit: int,
+    is_beside_training: bool,
+    notes: Notes,
+) -> TicketSource:
+    """The tickets of a stage, with the problems that the source `name` picks; `limit`: of each
+    domain's problems from `start` on.
+
+    Raises `InputError` for an unknown name, a path that does not lead to a source, options that it
+    does not take, or one that learns where it cannot.
+    """
+    source = build_source(name, options, [domain.name for domain in domains], seed)
+    if source is None:
+        return TicketSource(domains, split=split, seed=seed, start=start)
+    require_can_learn(name, source, is_beside_training)
+    return ChosenTickets(
+        domains, split=split, seed=seed, start=start, source=source, limit=limit, notes=notes
+    )

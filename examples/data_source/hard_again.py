@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines.rollout.sources.data_source import Pick, TicketResult
+from engines.rollout.sources import Pick, TicketResult
 
 
 class HardAgain:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines.rollout.buffers.take_rule import WaitingGroup
+from engines.rollout.buffers import WaitingGroup
 
 
 class WidestFirst:

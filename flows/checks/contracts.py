@@ -36,13 +36,11 @@ def faults_of(
         case "data-source":
             return _of_source(name, options, domains, is_beside_training)
         case "group-filter":
-            from engines.rollout.filters.contract import filter_faults
-            from engines.rollout.filters.registry import build
+            from engines.rollout.filters import build, filter_faults
 
             return filter_faults(build(name, options, "spread" in needs))
         case "buffer":
-            from engines.rollout.buffers.contract import rule_faults
-            from engines.rollout.buffers.registry import build_rule
+            from engines.rollout.buffers import build_rule, rule_faults
 
             rule = build_rule(name, options)
             return () if rule is None else rule_faults(rule)
@@ -64,9 +62,7 @@ def _of_algorithm(
 def _of_source(
     name: str, options: Mapping[str, Any], domains: Sequence[str], is_beside_training: bool
 ) -> Sequence[Fault]:
-    from engines.rollout.sources.contract import source_faults
-    from engines.rollout.sources.data_source import DataSource
-    from engines.rollout.sources.registry import build_source, require_can_learn
+    from engines.rollout.sources import DataSource, build_source, require_can_learn, source_faults
 
     def make() -> DataSource:
         source = build_source(name, options, domains, seed=0)

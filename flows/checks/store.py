@@ -14,8 +14,8 @@ import fsspec
 from fsspec.core import split_protocol
 
 from engines.memory.optimizer_state import OptimizerState
+from engines.rollout.records.gallery import MOST_TOKENS as MOST_SHOWN_TOKENS
 from engines.rollout.records.last_steps import MOST_TOKENS as MOST_LAST_TOKENS
-from engines.rollout.records.shown import MOST_TOKENS as MOST_SHOWN_TOKENS
 from flows.checks.memory.roles import BaseModel, base_model
 from flows.explain import nearest
 from flows.plan import PlannedStage

@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.text import Text
 
+from engines.rollout.records.dataset import ParquetRows
 from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow
-from engines.rollout.records.parquet_rows import ParquetRows
 from engines.types import Status
 from flows.command.output import CLOSE, OPEN, CommandConsole, print_json
 from flows.command.samples import Found, Range, SampleHead, Samples, ShownSample, find_samples

@@ -11,13 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.rollout.records.dataset import DATA_FILE, DistilledRow, row_of
-from engines.rollout.records.gallery import (
-    ROLLOUTS_FILE,
-    RolloutRow,
-    statement_of,
-)
-from engines.rollout.records.parquet_rows import ParquetRows
+from engines.rollout.records.dataset import DATA_FILE, DistilledRow, ParquetRows, row_of
+from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow, statement_of
 from engines.types import Message
 from flows.command.artifacts import find_artifact, made_by
 from flows.explain import nearest

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.rollout.records.dataset import ParquetRows
 from engines.rollout.records.gallery import ROLLOUTS_FILE
-from engines.rollout.records.parquet_rows import ParquetRows
 from flows.reports.stage_view import StageView
 from flows.running.records import RunRecord
 from infra.home import home

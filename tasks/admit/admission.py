@@ -21,7 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from curricula.admissible import Admissible
 from engines.rollout.protocols import Judge
-from engines.rollout.records.note_writer import NoteWriter
+from engines.rollout.records.journals import NoteWriter
 from engines.types import Environment, Message, Problem, Split
 from infra.config import Config
 from infra.errors import InputError, TributaryError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.draws import draw_demonstrations, draw_problems
-from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
+from engines.rollout.records.dataset import AdmittedProblem, write_admitted
 from engines.types import Curriculum, Problem, Split
 from infra.errors import TrainingStopped
 from tasks.admit.admission import CAUSES, Finding, FindingJournal, admit

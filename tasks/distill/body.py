@@ -12,10 +12,10 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.draws import draw_problems
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.metrics import most_frequent_reason
 from engines.rollout.records.dataset import DATA_FILE, DatasetWriter, DistilledRow
-from engines.rollout.records.filters import sift
+from engines.rollout.records.sifting import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engines.draws import draw_problems
-from engines.rollout.bounds import way_out
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.metrics import most_frequent_reason, share, verdict
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.metrics import most_frequent_reason, share, verdict, way_out
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
 from infra.errors import TrainingStopped

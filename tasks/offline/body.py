@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from itertools import cycle, islice
 from pathlib import Path
 
-from engines.rollout.filters.can_teach import CanTeach
+from engines.rollout.filters import CanTeach
 from engines.rollout.producer import trainable
-from engines.rollout.records.saved_groups import saved_groups
+from engines.rollout.records.packing import saved_groups
 from engines.types import Group
 from infra.errors import TrainingStopped
 from tasks.offline.spec import ROLLOUTS, OfflineSpec

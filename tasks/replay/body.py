@@ -16,8 +16,7 @@ import math
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from engines.rollout.records.take_log import Take
-from engines.rollout.records.trained_rollouts import groups_of, kept_takes
+from engines.rollout.records.take_log import Take, groups_of, kept_takes
 from infra.errors import InputError
 from tasks.replay.spec import ROLLOUTS, ReplaySpec
 from tasks.replay.weight_difference import WeightDifference, weight_difference

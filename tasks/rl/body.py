@@ -13,20 +13,17 @@ from typing import Any
 from engines.devices.sharing import SeparateDevices, SharedDevices
 from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
-from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import BeforePublish, StepResult
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.filters.verdict import AskFilter
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.filters import AskFilter
 from engines.rollout.loop import Loop
+from engines.rollout.metrics import StopRule, counting
 from engines.rollout.producer import Producer
 from engines.rollout.published_policy import PublishedPolicy
-from engines.rollout.queue_depths import counting
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.records.journal import RolloutJournal
-from engines.rollout.records.take_log import TakeLog
-from engines.rollout.records.trained_rollouts import TrainedRollouts
-from engines.rollout.records.turn_journal import TurnJournal
-from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.records.journals import RolloutJournal, TurnJournal
+from engines.rollout.records.take_log import TakeLog, TrainedRollouts
+from engines.rollout.roller import RollsGroups
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording

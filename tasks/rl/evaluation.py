@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 
 from engines.draws import draw_problems
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.evaluator import Evaluator, HeldOut
 from engines.rollout.published_policy import PublishedPolicy
-from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.roller import RollsGroups
 from infra.timeline import TRAINER, span
 from tasks.policy import Evaluation
 from tasks.rl.record import NEVER, RlRecord

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from engines.rollout.buffers.registry import build as build_buffer
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.filters.built_in import BUILT_IN as FILTERS
-from engines.rollout.filters.registry import build as build_filter
-from engines.rollout.filters.verdict import AskFilter, ProcessFilter, in_process
-from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.buffers import GroupBuffer
+from engines.rollout.buffers import build as build_buffer
+from engines.rollout.built_in_parts import FILTERS
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.filters import AskFilter, ProcessFilter, in_process
+from engines.rollout.filters import build as build_filter
 from engines.rollout.protocols import PolicyVersion
-from engines.rollout.records.notes import Notes
-from engines.rollout.sources.registry import build as build_source
+from engines.rollout.records.journals import Notes
 from engines.rollout.tickets import TicketSource
+from engines.rollout.tickets import build as build_source
 from tasks.rl.spec import RlSettings, RlSpec
 
 

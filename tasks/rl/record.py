@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.parts import Need
-from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.evaluator import Evaluated
-from engines.rollout.metrics import first_samples, mean, most_frequent_reason, step_metrics
-from engines.rollout.records.gallery import Gallery
+from engines.rollout.metrics import (
+    StopRule,
+    first_samples,
+    mean,
+    most_frequent_reason,
+    step_metrics,
+)
+from engines.rollout.records.gallery import Gallery, ShownSteps, first_of
+from engines.rollout.records.journals import Notes
 from engines.rollout.records.last_steps import LastSteps
-from engines.rollout.records.notes import Notes
-from engines.rollout.records.shown import ShownSteps, first_of
 from engines.sglang.in_flight import ServerUse
 from engines.types import Sample
 from tasks.rl.counts import RlCounts, Sums

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveFloat
 
-from engines.rollout.buffers.built_in import BUILT_IN as BUFFERS
-from engines.rollout.filters.built_in import BUILT_IN as FILTERS
-from engines.rollout.sources.built_in import BUILT_IN as SOURCES
+from engines.rollout.built_in_parts import BUFFERS, FILTERS, SOURCES
 from tasks.domain import HookSpec
 
 ROLLOUT_PARTS = ("data_source", "group_filter", "buffer")

@@ -14,7 +14,7 @@ from typing import Any, Self
 from engines.rollout.consumer import Consumer
 from engines.rollout.metrics import step_metrics
 from engines.rollout.producer import Sampled
-from engines.rollout.unpublished_policy import UnpublishedPolicy
+from engines.rollout.published_policy import UnpublishedPolicy
 from engines.types import Group
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSettings

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from engines.draws import draw_problems
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.metrics import first_samples, judged, mean, outcome
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.records.saved_groups import save_groups
-from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.records.packing import save_groups
+from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group
 from tasks.admitted import only_admitted

@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
-from engines.rollout.workers.messages import News, RollRequest
-from engines.rollout.workers.worker import RolloutWorker
+from engines.rollout.workers.worker import News, RolloutWorker, RollRequest
 from engines.sglang.client import GenerationClient
 from engines.sglang.roles.address import RoleAddress
 from engines.sglang.spec import Routing

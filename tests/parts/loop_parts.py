@@ -11,8 +11,7 @@ from engines.algorithms.spec import Algorithm
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
-from engines.rollout.records.take_log import Take, TakeLog
-from engines.rollout.records.trained_rollouts import TrainedRollouts
+from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
 from engines.step_inputs import TrainedStep
 from engines.weights.report import PublishReport
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller

@@ -13,13 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.rollout.admission import Admission
-from engines.rollout.buffers.choosing_buffer import ChoosingBuffer
-from engines.rollout.buffers.take_rule import TakeRule
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import Driver, LiveDomain
-from engines.rollout.filters.can_teach import CanTeach
-from engines.rollout.filters.verdict import in_process
-from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.buffers import ChoosingBuffer, GroupBuffer, TakeRule
+from engines.rollout.drivers.driver import Conversation, Driver, LiveDomain
+from engines.rollout.filters import CanTeach, in_process
 from engines.rollout.producer import Producer
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.roller import Roller

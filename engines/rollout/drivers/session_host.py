@@ -7,14 +7,14 @@ ids are the host's: a driver can neither exceed the first nor repeat the others.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engines.rollout.bounds import FILLS_CONTEXT
-from engines.rollout.drivers.seeds import sampling_seed
 from engines.rollout.drivers.session import TokenSession
+from engines.rollout.metrics import FILLS_CONTEXT
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.types import (
     AssistantTurn,
@@ -32,12 +32,16 @@ from engines.types import (
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
+
 _ROLLOUTS_PER_ROUTE = 16
 """of a large group: one server need not take all of it"""
+
 _INTERRUPTIONS = 5
 """of a turn, one after another, between which nothing is written"""
+
 _PAUSE_S = 0.1
 """after the first of them; longer after each further one"""
+
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -279,3 +283,13 @@ class SessionHost:
             token_budget=of.max_new_tokens,
             metadata={"turns": turns},
         )
+
+
+def sampling_seed(stage_seed: int, name: str, sample_index: int, session: int, turn: int) -> int:
+    """A 31-bit seed that depends on nothing but its arguments: not on the process or the batch.
+
+    `name`: a ticket's group id, or a problem's id where nothing is trained.
+    """
+    text = f"{stage_seed}\0{name}\0{sample_index}\0{session}\0{turn}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & 0x7FFF_FFFF

@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.rollout.protocols import ChatFormat
-from engines.rollout.records.gallery import NO_LOGPROBS, Gallery, TrainerLogprobs
-from engines.rollout.records.shown import SHOWN_GROUPS, ShownSteps, best_and_worst
+from engines.rollout.records.gallery import (
+    NO_LOGPROBS,
+    SHOWN_GROUPS,
+    Gallery,
+    ShownSteps,
+    TrainerLogprobs,
+    best_and_worst,
+)
 from engines.types import Group
 
 _STEPS = 3

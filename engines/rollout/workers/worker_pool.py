@@ -4,7 +4,7 @@
                           └ lost: another one rolls what it had not told; a new one takes its place
 
 Draws hang on seeds and positions, so who rolls a group, and how often, changes no bit of it. What
-is told by a worker that dies later is kept.
+is told by a worker that dies later is kept, in its `AssignedGroup`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,121 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.protocols import ChatFormat
-from engines.rollout.records.journal import Finished
-from engines.rollout.records.turn_journal import TicketTurns
-from engines.rollout.window import Window
-from engines.rollout.workers.assigned_group import AssignedGroup
-from engines.rollout.workers.messages import News, WorkerHandle, WorkerLost
+from engines.rollout.records.journals import (
+    Finished,
+    NotedTurn,
+    TicketTurns,
+    pack_rollouts,
+    pack_turns,
+    unpack_rollouts,
+    unpack_turns,
+)
+from engines.rollout.roller import Window, rollout_of, written_text
+from engines.rollout.workers.worker import (
+    NewRollout,
+    News,
+    NewTurn,
+    RequestOver,
+    RollRequest,
+    WorkerHandle,
+    WorkerLost,
+)
 from engines.types import Problem, Rollout
 from infra.cancelling import is_told_to_end
 from infra.errors import EngineError, InputError
 
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
+class AssignedGroup:
+    """Made in an event loop."""
+
+    domain: str
+    problem: Problem
+    size: int
+    temperature: float
+    group_id: str
+    seed_name: str
+    known: dict[str, Finished]
+    """rollouts that need not be sampled again, by id: also those that a worker told of"""
+    on_finished: Callable[[Finished], None]
+    turns: TicketTurns | None
+    over: asyncio.Future[None] = field(default_factory=_future)
+    losses: int = 0
+    """of workers that rolled it"""
+    _texts: dict[str, str] = field(default_factory=dict[str, str])
+    """of rollouts that a worker told of, by id"""
+    _told_turns: list[NotedTurn] = field(default_factory=list[NotedTurn])
+
+    def request(self, number: int) -> RollRequest:
+        """For a worker, who is told what is left to do."""
+        open_ids = {name for name in self._ids() if name not in self.known}
+        noted = self.turns.usable(open_ids) if self.turns is not None else []
+        noted += [turn for turn in self._told_turns if turn.rollout in open_ids]
+        return RollRequest(
+            number=number,
+            domain=self.domain,
+            problem=self.problem,
+            size=self.size,
+            temperature=self.temperature,
+            group_id=self.group_id,
+            seed_name=self.seed_name,
+            known=pack_rollouts(list(self.known.values())),
+            turns=pack_turns(noted),
+            wants_turns=self.turns is not None,
+        )
+
+    def take_turn(self, turn: NewTurn) -> None:
+        for noted in unpack_turns(turn.packed):
+            self._told_turns.append(noted)
+            if self.turns is not None:
+                self.turns.keep(noted)
+
+    def take_rollout(self, rollout: NewRollout) -> None:
+        (made,) = unpack_rollouts(rollout.packed)
+        self.known[made.rollout_id] = made
+        self._texts[made.rollout_id] = rollout.text
+        self.on_finished(made)
+
+    def take_end(self, over: RequestOver) -> None:
+        if self.turns is not None:
+            self.turns.count_recovered(over.recovered_tokens)
+        if over.error is not None:
+            self.fail(over.error)
+        elif not self.over.done():
+            self.over.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
+
+    def rollouts(self, chat: ChatFormat) -> list[Rollout]:
+        """All of them, once it is over without an error."""
+        made = [self.known[name] for name in self._ids()]
+        problem = chat.decided(self.problem)
+        return [
+            rollout_of(problem, m, self._texts.get(m.rollout_id) or written_text(chat, m))
+            for m in made
+        ]
+
+    def _ids(self) -> list[str]:
+        return [f"{self.group_id}#{index}" for index in range(self.size)]
+
+
 MAX_TRIES = 3
 """workers that may be lost with a group before the group counts as what ends them"""
+
 MAX_LOSSES = 5
 """losses of a worker and of those that took its place, none of which finished a group"""
+
 _PAUSE_S = 0.5
 """before a worker is replaced; longer after each further loss"""
+
 _log = logging.getLogger(__name__)
 
 StartWorker: TypeAlias = Callable[[int], Awaitable[WorkerHandle]]

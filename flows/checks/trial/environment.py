@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from engines.chat import Chat
-from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
-from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.drivers.registry import build
+from engines.rollout.built_in_parts import DRIVERS
+from engines.rollout.drivers.driver import LiveDomain, build
 from engines.rollout.roller import Roller
 from engines.types import (
     AssistantTurn,

@@ -13,7 +13,7 @@ from curricula.of_rows import OF_LIBRARIES, OF_ROWS
 from engines.algorithms.advantages import CustomAdvantage
 from engines.algorithms.losses import CustomLoss
 from engines.algorithms.parts import Need
-from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
+from engines.rollout.built_in_parts import DRIVERS
 from engines.types import Split
 from flows.checks.contracts import Contract
 from flows.path import OPTIONS, domains_at, with_options

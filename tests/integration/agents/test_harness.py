@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engines.agents.harness import Harness
-from engines.rollout.drivers.registry import build
+from engines.rollout.drivers.driver import build
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Message, Problem, Rollout, Status
 from flows.load import load_recipe

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from engines.rollout.drivers.registry import build
+from engines.rollout.drivers.driver import build
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Json, Message, Problem, Rollout, Status
 from infra.sandbox.kinds import bubblewrap

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.chat import Chat
-from engines.rollout.drivers.seeds import sampling_seed
+from engines.rollout.drivers.session_host import sampling_seed
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.types import Generation, Sampling, Status, TokenIds

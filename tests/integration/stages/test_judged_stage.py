@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.rollout.records.gallery import read_rollouts
-from engines.rollout.records.saved_groups import saved_groups
+from engines.rollout.records.packing import saved_groups
 from engines.types import TRAINABLE
 from tasks.evaluate.body import run as run_evaluate
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec

@@ -11,8 +11,7 @@ import pytest
 from engines.chat import Chat
 from engines.rollout.records.dataset import read_dataset, read_formats
 from engines.rollout.records.gallery import read_rollouts
-from engines.rollout.records.packed_groups import pack_groups, unpack_groups
-from engines.rollout.records.saved_groups import saved_groups
+from engines.rollout.records.packing import pack_groups, saved_groups, unpack_groups
 from engines.weights.spec import WeightTransport
 from infra.store.artifacts import StageCheckpoints
 from infra.store.retention import NoteKind

@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import replace
 
 from engines.chat import Chat
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.types import Sample

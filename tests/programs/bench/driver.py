@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.chat import Chat
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.loop import fill
 from engines.rollout.producer import Sampled
-from engines.rollout.records.journal import Finished, RolloutJournal
-from engines.rollout.records.packed_groups import pack_groups
+from engines.rollout.records.journals import Finished, RolloutJournal
+from engines.rollout.records.packing import pack_groups
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.types import Demonstration, Environment, Message, Problem, Sample, Split, Transcript

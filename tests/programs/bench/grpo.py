@@ -24,9 +24,9 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.train.trainer import RlTrainer
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.loop import Loop
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient

@@ -28,7 +28,7 @@ from engines.chat import Chat
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.loop import Loop
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient

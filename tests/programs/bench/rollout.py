@@ -19,10 +19,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.loop import fill
 from engines.rollout.producer import Producer
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.roller import Roller
 from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient

@@ -22,7 +22,7 @@ from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.loop import Loop
 from engines.rollout.metrics import step_metrics
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, TrainedStep

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from engines.rollout.loop import fill
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from tests.parts.rollout_parts import producer_of

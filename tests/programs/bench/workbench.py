@@ -17,7 +17,7 @@ from engines.batching import TokenSequence
 from engines.chat import Chat
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.trainer import RlTrainer, start_parallel, stop_parallel
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import LiveDomain
 from flows.load import load_recipe
 from flows.recipe import Recipe
 from infra.processes.ports import free_ports

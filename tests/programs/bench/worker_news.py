@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from engines.rollout.records.journal import Finished, pack_rollouts, unpack_rollouts
-from engines.rollout.workers.messages import NewRollout, News
+from engines.rollout.records.journals import Finished, pack_rollouts, unpack_rollouts
+from engines.rollout.workers.worker import NewRollout, News
 from engines.types import Message, Sample, Status
 from engines.weight_versions import NO_VERSION, WeightVersions
 from tests.programs.bench.rows import Row

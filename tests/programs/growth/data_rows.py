@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.curriculum import Files
 from engines.batching import TokenSequence
-from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
+from engines.rollout.records.dataset import AdmittedProblem, write_admitted
 from engines.types import Message, Problem
 from tasks.admitted import restricted
 from tasks.message_files.spec import MessageFiles

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
+from engines.rollout.metrics import StopRule
 from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery
 from engines.sglang.in_flight import ServerUse

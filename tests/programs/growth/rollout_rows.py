@@ -11,8 +11,8 @@ import numpy as np
 from engines.algorithms.spec import Algorithm
 from engines.batching import plan_micro_batches
 from engines.rollout.records.dataset import DistilledRow, dataset_rows, write_dataset
-from engines.rollout.records.duplicates import duplicates
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
+from engines.rollout.records.sifting import duplicates
 from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.sglang.turn_queue import AskedTurn, Batch, TurnQueue

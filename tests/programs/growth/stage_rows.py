@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.rollout.records.journal import Finished, RolloutJournal
-from engines.rollout.records.take_log import Take, TakeLog
-from engines.rollout.records.trained_rollouts import TrainedRollouts
-from engines.rollout.sources.chosen_tickets import ChosenTickets
-from engines.rollout.sources.data_source import Pick, TicketResult
+from engines.rollout.records.journals import Finished, RolloutJournal
+from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
+from engines.rollout.sources import Pick, TicketResult
+from engines.rollout.tickets import ChosenTickets
 from engines.types import Message
 from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline
 from infra.trace_file import write_trace

@@ -23,8 +23,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import TokenIds, Transcript
 from tasks.durable import job

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from engines.algorithms.spec import Algorithm
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.loop import Loop
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.take_log import TakeLog

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 
 from curricula.prompt_files.curriculum import Files
 from engines.chat import Chat
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.roller import Roller
 from engines.types import Generation, Problem, Sampling, Status, TokenIds, Transcript, Verdict
 from rewards.rubric import Rubric, Term

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.rollout.bounds import StopRule
-from engines.rollout.metrics import most_frequent_reason
+from engines.rollout.metrics import StopRule, most_frequent_reason
 from engines.types import (
     AssistantTurn,
     Demonstration,

@@ -14,7 +14,7 @@ import pytest
 from curricula.admitted import Admitted
 from curricula.registry import build
 from engines.draws import draw_problems
-from engines.rollout.records.admitted_problems import AdmittedProblem, read_admitted, write_admitted
+from engines.rollout.records.dataset import AdmittedProblem, read_admitted, write_admitted
 from engines.types import Problem, Split
 from infra.code.identity import code_identity
 from infra.errors import InputError, TrainingStopped

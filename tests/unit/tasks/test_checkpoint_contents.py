@@ -81,7 +81,7 @@ def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
     for name, kept_in in (
         ("tasks/rl/record.py:RlRecord", "state.json"),
         ("tasks/sft/record.py:SftRecord", "state.json"),
-        ("engines/rollout/group_buffer.py:GroupBuffer", "buffer.bin"),
+        ("engines/rollout/buffers.py:GroupBuffer", "buffer.bin"),
         ("infra/timeline.py:Timeline", "timeline.jsonl"),
     ):
         file, _, which = name.partition(":")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engines.rollout.records.gallery import Gallery, read_rollouts
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from infra.code.identity import CodeIdentity
 from infra.errors import EngineError, TrainingStopped

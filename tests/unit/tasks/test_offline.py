@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.rollout.records.saved_groups import save_groups
+from engines.rollout.records.packing import save_groups
 from engines.types import Group, Message, Problem, Sample, Status
 from tasks.offline.body import run
 from tasks.offline.spec import OfflineSpec

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.rollout.bounds import StopRule
 from engines.rollout.evaluator import Evaluator, HeldOut
+from engines.rollout.metrics import StopRule
 from engines.rollout.records.gallery import Gallery
 from infra.errors import EngineError
 from tasks.policy import Evaluation

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
+from engines.rollout.metrics import StopRule
 from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery, read_rollouts, statement_of
 from engines.rollout.records.last_steps import LastSteps

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts
 from engines.types import AssistantTurn, Message, Problem, Sampling, Step
 from flows.reports.charts import scaling_charts

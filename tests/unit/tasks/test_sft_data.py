@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 
 from curricula.registry import build
 from engines.chat import Chat
-from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
-from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.rollout.records.dataset import (
+    DATA_FILE,
+    AdmittedProblem,
+    DistilledRow,
+    write_admitted,
+    write_dataset,
+)
 from engines.types import Demonstration, Message, Problem, Split
 from infra.errors import InputError
 from tasks.sft.data import batches_for_steps, load_data

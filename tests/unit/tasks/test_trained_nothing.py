@@ -17,10 +17,9 @@ import pytest
 from curricula.prompt_files.curriculum import Files
 from engines.chat import Chat
 from engines.draws import draw_problems
-from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
-from engines.rollout.filters.verdict import in_process
-from engines.rollout.metrics import step_metrics
+from engines.rollout.filters import in_process
+from engines.rollout.metrics import StopRule, step_metrics
 from engines.rollout.records.gallery import Gallery
 from engines.sglang.in_flight import ServerUse
 from engines.step_inputs import StepInputs, TrainedStep

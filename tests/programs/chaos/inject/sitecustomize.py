@@ -45,7 +45,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     ),
     "starting": ("tasks.rl.body", "run", lambda spec, context: True),
     "mid-generation": (
-        "engines.rollout.records.note_writer",
+        "engines.rollout.records.journals",
         "NoteWriter._note",
         lambda self, number, pieces: self._kind == "rollouts" and number >= FAR,
     ),

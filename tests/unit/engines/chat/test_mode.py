@@ -12,8 +12,7 @@ import pytest
 from engines.chat import Chat
 from engines.chat.mode import STAND_IN, Mode, Thoughts, mode_of
 from engines.chat.template import ChatTemplate
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.roller import Roller
 from engines.types import Demonstration, Generation, Message, Problem, Rollout, Sampling
 from engines.weight_versions import WeightVersions

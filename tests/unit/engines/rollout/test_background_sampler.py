@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from engines.rollout.background_sampler import _Rolling
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.seeds import sampling_seed
+from engines.rollout.drivers.driver import Conversation
+from engines.rollout.drivers.session_host import sampling_seed
 from engines.rollout.metrics import step_metrics
-from engines.rollout.records.journal import RolloutJournal
-from engines.rollout.records.packed import unpack_samples
+from engines.rollout.records.journals import RolloutJournal
+from engines.rollout.records.packing import unpack_samples
 from infra.errors import EngineError, InputError
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import domain

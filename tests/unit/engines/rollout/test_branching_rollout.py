@@ -29,8 +29,8 @@ from engines.rollout.records.dataset import (
     read_formats,
     write_dataset,
 )
-from engines.rollout.records.filters import sift
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
+from engines.rollout.records.sifting import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group, Message, Problem, Rollout, Sample, Status
 from infra.errors import EngineError

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.rollout.records.journal import RolloutJournal
-from engines.rollout.sources.chosen_tickets import ChosenTickets
-from engines.rollout.sources.data_source import Pick
-from engines.rollout.sources.registry import build, build_source
-from engines.rollout.sources.weighted import Weighted
+from engines.rollout.records.journals import RolloutJournal
+from engines.rollout.sources import Pick, Weighted, build_source
+from engines.rollout.tickets import ChosenTickets, build
 from infra.errors import CorruptArtifact, InputError
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import domain

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
-from engines.rollout.records.duplicates import duplicates, jaccard, shingles_of
-from engines.rollout.records.filters import has_loop, sift
+from engines.rollout.records.sifting import duplicates, has_loop, jaccard, shingles_of, sift
 from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
 from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]

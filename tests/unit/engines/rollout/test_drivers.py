@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.rollout.drivers.conversation import Conversation
-from engines.rollout.drivers.registry import build
+from engines.rollout.drivers.driver import Conversation, build
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Problem, Rollout, Status
 from infra.errors import InputError

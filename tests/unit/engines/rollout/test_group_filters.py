@@ -8,11 +8,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from engines.rollout.filters.registry import build
-from engines.rollout.filters.verdict import Drop, ProcessFilter, drop_of, in_process
+from engines.rollout.filters import Drop, ProcessFilter, build, drop_of, in_process
 from engines.rollout.loop import fill
 from engines.rollout.metrics import step_metrics
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from engines.types import Group, Problem, Status
 from infra.errors import InputError
 from tasks.rl.live_parts import open_filter

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.rollout.records.packed_groups import pack_groups, unpack_groups
+from engines.rollout.records.packing import pack_groups, unpack_groups
 from engines.types import Group, Message, Problem, Status, Tool, ToolCall
 from tests.parts.sample_parts import sample_of
 

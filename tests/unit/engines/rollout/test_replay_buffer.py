@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from engines.rollout.buffers.registry import build
+from engines.rollout.buffers import build
 from engines.rollout.metrics import step_metrics
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journals import RolloutJournal
 from infra.errors import InputError
 from tests.parts.loop_parts import Notes, Parts, informative
 from tests.parts.rollout_parts import AtVersion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.rollout.bounds import StopRule
+from engines.rollout.metrics import StopRule
 from infra.errors import TrainingStopped
 
 pytestmark = pytest.mark.unit

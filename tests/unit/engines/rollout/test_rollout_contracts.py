@@ -8,12 +8,10 @@ import random
 import pytest
 
 from engines.fault import Fault
-from engines.rollout.buffers.contract import rule_faults
-from engines.rollout.filters.contract import example_groups, filter_faults
-from engines.rollout.filters.registry import build as build_filter
-from engines.rollout.sources.contract import source_faults
-from engines.rollout.sources.data_source import Pick
-from engines.rollout.sources.weighted import Weighted
+from engines.rollout.buffers import rule_faults
+from engines.rollout.filters import build as build_filter
+from engines.rollout.filters import example_groups, filter_faults
+from engines.rollout.sources import Pick, Weighted, source_faults
 from engines.types import Status
 
 pytestmark = pytest.mark.unit

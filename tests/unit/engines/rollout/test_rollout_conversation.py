@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engines.rollout.drivers import session_host
-from engines.rollout.records.journal import pack_rollouts, unpack_rollouts
-from engines.rollout.records.packed import pack_samples, unpack_samples
+from engines.rollout.records.journals import pack_rollouts, unpack_rollouts
+from engines.rollout.records.packing import pack_samples, unpack_samples
 from engines.rollout.roller import Roller
 from engines.types import Message, Status, Step
 from infra.errors import EngineError, InputError

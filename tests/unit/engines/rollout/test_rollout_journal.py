@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from engines.rollout.loop import fill
-from engines.rollout.records.journal import Finished, RolloutJournal, prompt_checksum
-from engines.rollout.records.packed import pack_samples, unpack_samples
+from engines.rollout.records.journals import Finished, RolloutJournal, prompt_checksum
+from engines.rollout.records.packing import pack_samples, unpack_samples
 from engines.rollout.records.take_log import Take
-from engines.rollout.roller import Roller
+from engines.rollout.roller import Roller, Window
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.rollout.window import Window
 from engines.types import Generation, Rollout, Sample, Sampling, Status, TokenIds
 from infra.errors import EngineError
 from tests.parts.rollout_parts import CharChat, Policy, domain, ids, producer_of, roller

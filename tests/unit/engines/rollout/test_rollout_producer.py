@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from engines.rollout.admission import Admission
-from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.buffers import GroupBuffer
 from engines.rollout.loop import fill
 from engines.rollout.producer import trainable
 from engines.rollout.tickets import TicketSource

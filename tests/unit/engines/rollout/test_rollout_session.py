@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from engines.rollout.drivers.seeds import sampling_seed
 from engines.rollout.drivers.session import TokenSession
+from engines.rollout.drivers.session_host import sampling_seed
 from engines.types import Generation, Sampling
 from infra.errors import EngineError
 from tests.parts.sample_parts import generation_of

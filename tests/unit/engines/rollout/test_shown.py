@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
+from engines.rollout.metrics import StopRule
 from engines.rollout.producer import Sampled
-from engines.rollout.records import shown
-from engines.rollout.records.gallery import Gallery, read_rollouts, statement_of
-from engines.rollout.records.shown import ShownSteps, best_and_worst, first_of, to_score
+from engines.rollout.records import gallery
+from engines.rollout.records.gallery import (
+    Gallery,
+    ShownSteps,
+    best_and_worst,
+    first_of,
+    read_rollouts,
+    statement_of,
+    to_score,
+)
 from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
 from infra.store.artifacts import StageCheckpoints
@@ -93,7 +100,7 @@ def _record(tmp_path: Path, attempt: int) -> RlRecord:
 def test_the_file_of_a_long_stage_has_rows_of_few_steps_and_that_of_a_resumed_one_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(shown, "MOST_STEPS", 4)
+    monkeypatch.setattr(gallery, "MOST_STEPS", 4)
     files: list[bytes] = []
     for attempts in ([range(1, 41)], [range(1, 24), range(21, 41)]):
         place = tmp_path / str(len(attempts))

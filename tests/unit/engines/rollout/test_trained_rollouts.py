@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engines.rollout.records.take_log import Take, read_takes
-from engines.rollout.records.trained_rollouts import TrainedRollouts, groups_of, kept_takes
+from engines.rollout.records.take_log import (
+    Take,
+    TrainedRollouts,
+    groups_of,
+    kept_takes,
+    read_takes,
+)
 from infra.errors import InputError
 from tests.parts.loop_parts import Notes, Parts, informative
 

@@ -9,7 +9,7 @@ import pytest
 
 from engines.rollout.loop import fill
 from engines.rollout.producer import Sampled
-from engines.rollout.records.turn_journal import TurnJournal
+from engines.rollout.records.journals import TurnJournal
 from engines.types import AssistantTurn, Message, Problem, Sample, Sampling, Step
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller

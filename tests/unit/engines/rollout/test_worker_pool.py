@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engines.rollout.loop import fill
-from engines.rollout.records.journal import Finished, unpack_rollouts
-from engines.rollout.records.turn_journal import TurnJournal
+from engines.rollout.records.journals import Finished, TurnJournal, unpack_rollouts
 from engines.rollout.workers import worker_pool
-from engines.rollout.workers.messages import News, RollRequest, WorkerLost
-from engines.rollout.workers.worker import RolloutWorker
+from engines.rollout.workers.worker import News, RolloutWorker, RollRequest, WorkerLost
 from engines.rollout.workers.worker_pool import MAX_LOSSES, MAX_TRIES, WorkerPool
 from engines.sglang.in_flight import InFlight
 from engines.types import AssistantTurn, Message, Problem, Rollout, Sampling, Step

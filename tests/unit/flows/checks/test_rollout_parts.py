@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unit
 EXAMPLES = Path(__file__).parents[4] / "examples"
 RL = "unified.path.rl"
 SOURCE = """
-from engines.rollout.sources.data_source import Pick
+from engines.rollout.sources import Pick
 
 class Learns:
     def pick(self, number):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from engines.rollout.records.dataset import ParquetRows
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.records.parquet_rows import ParquetRows
 from engines.types import Status
 from flows.command.samples import Samples
 from flows.reports.samples import (

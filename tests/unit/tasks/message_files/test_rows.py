@@ -11,7 +11,7 @@ import pytest
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from engines.chat import Chat
-from engines.rollout.records.json_text import dump_problem, load_problem
+from engines.rollout.records.packing import dump_problem, load_problem
 from engines.types import Json, Message, Problem, Tool, ToolCall
 from infra.data_files.bad_row import BadRow, Reason
 from tasks.message_files.rendering import Renderer

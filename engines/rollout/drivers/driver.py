@@ -1,6 +1,8 @@
-"""Conversation: the driver that is built in. The model and an environment take turns.
+"""Drivers: what lets the policy take turns in a rollout; and a recipe's domain, ready for rollouts.
 
-How a rollout ends:
+The driver that is built in is `Conversation`, in which the model and an environment take turns. How
+its rollout ends:
+
     the model ends its turn and calls no tool, or the environment is done   COMPLETED
     token, turn or context budget ran out                                   TRUNCATED
     the turn broke the format (a bad tool call, an unclosed thought)        MALFORMED, reward 0
@@ -11,11 +13,17 @@ How a rollout ends:
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from engines.rollout.built_in_parts import DRIVERS
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End, SessionHost
+from engines.rollout.protocols import Judge
 from engines.types import (
     AssistantTurn,
+    Curriculum,
     Environment,
     Episode,
     Message,
@@ -25,7 +33,33 @@ from engines.types import (
     Status,
 )
 from infra.errors import InfrastructureError
+from infra.hooks import construct_with, require_methods, resolve
 from infra.processes.part_process import PartFailed
+
+
+class Driver(Protocol):
+    """What runs one rollout: it opens sessions, has the policy take turns, and finishes.
+
+    What it raises makes the rollout a failed one, except EngineError, which it must let through.
+    """
+
+    async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+        """`sessions.finish(...)`, after at least one turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDomain:
+    """A recipe's domain, built: where problems come from, what rolls them out, who judges."""
+
+    name: str
+    curriculum: Curriculum
+    judge: Judge
+    driver: Driver
+    max_new_tokens: int
+    """generated tokens of one rollout, over all its turns"""
+    driver_timeout_s: float | None = None
+    """what the driver may take between two turns; None: its own parts have their limits"""
 
 
 class Conversation:
@@ -101,3 +135,20 @@ async def _react(
     session.extend(sessions.chat.continuation_ids(problem, messages, new, last))
     messages.extend(new)
     return False
+
+
+def build(
+    name: str, options: Mapping[str, Any], environment: Environment | None, max_turns: int
+) -> Driver:
+    """The driver `name` (built in, or `module:attribute`) made with its options, and with the
+    domain's `environment` and `max_turns` where its constructor has parameters of these names.
+
+    Raises `InputError` for an unknown name, a path that does not lead to a driver, or options that
+    it does not take.
+    """
+    factory = resolve("driver", name, DRIVERS)
+    offered = {"environment": environment, "max_turns": max_turns}
+    refusal = "the driver gets the domain's"
+    driver = construct_with("driver", name, factory, options, offered, refusal=refusal)
+    require_methods("driver", name, driver, ("run",))
+    return driver

@@ -1,9 +1,0 @@
-"""Our buffers by name. Imports nothing, so that a spec can name them."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-BUILT_IN: Mapping[str, str] = {
-    "oldest-first": "engines.rollout.group_buffer:GroupBuffer",
-}

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engines.algorithms.corrections.mismatch import mismatch_metrics
-from engines.algorithms.statistics.ratios import LOG_BOUND
+from engines.algorithms.corrections import mismatch_metrics
+from engines.algorithms.statistics import LOG_BOUND
 from infra.errors import AgreementError
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.code.identity import LookedUp
+
 
 @contextmanager
 def edited(file: Path, added: str = "\n# edited\n") -> Generator[None]:
@@ -31,3 +33,22 @@ def change_functions(file: Path, name: str = "") -> None:
         if last.lineno > node.lineno:
             text.insert(last.lineno - 1, f"{' ' * last.col_offset}edited = 1")
     file.write_text("\n".join(text))
+
+
+def without(known: LookedUp, file: str) -> LookedUp:
+    """An edit of functions' bodies changes what they lead to, and not what names stand for."""
+    edited = file.removesuffix(".py").replace("/", ".")
+    return LookedUp(
+        next={unit: leads for unit, leads in known.next.items() if unit[0] != edited},
+        modules={name: module for name, module in known.modules.items() if name != edited},
+        files=known.files,
+        found=known.found,
+    )
+
+
+def forget_installed() -> None:
+    """As a new process does."""
+    from infra.code import identity as code
+
+    for name in ("_origin", "_folder_of", "_version_of", "_distributions"):
+        getattr(code, name).cache_clear()

@@ -1,8 +1,7 @@
 """From rollouts to mini-batches: each trained token's advantage, the same on every rank.
 
 Every rank sees the step's whole batch and computes the same numbers, so that means are global
-without communication; it keeps those of its own part. Axes: N samples, R trained tokens in order, T
-all tokens of all samples end to end.
+without communication; it keeps those of its own part. Axes: N samples, R trained tokens, T tokens.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ class RlBatch:
 
     @staticmethod
     def of(samples: Sequence[Sample], algorithm: Algorithm, *, is_filled: bool = True) -> RlBatch:
-        """Raises TrainingStopped if no sample is trainable. The rules are in `aggregation`.
-        `is_filled`: `engine_logprobs` are all there."""
+        """`is_filled`: all `engine_logprobs` are there. Raises TrainingStopped without samples."""
         kept = [s for s in samples if trains(s, algorithm.truncated)]
         if not kept:
             raise TrainingStopped(

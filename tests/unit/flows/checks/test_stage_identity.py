@@ -21,7 +21,7 @@ from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import data_path, install_hooks, read_hooks
 from tasks.durable.identity import stage_code
-from tests.parts.edited_code import change_functions, edited
+from tests.parts.edited_code import change_functions, edited, forget_installed, without
 from tests.parts.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
@@ -121,17 +121,6 @@ def planned_stages(*changes: str) -> Sequence[PlannedStage]:
 def planned(root: Path, looked_up: LookedUp, *changes: str) -> dict[str, str]:
     found = planned_identities(planned_stages(*changes), root=root, looked_up=looked_up)
     return {name: identity.digest for name, identity in found.items()}
-
-
-def without(known: LookedUp, file: str) -> LookedUp:
-    """An edit of functions' bodies changes what they lead to, and not what names stand for."""
-    edited = file.removesuffix(".py").replace("/", ".")
-    return LookedUp(
-        next={unit: leads for unit, leads in known.next.items() if unit[0] != edited},
-        modules={name: module for name, module in known.modules.items() if name != edited},
-        files=known.files,
-        found=known.found,
-    )
 
 
 @pytest.mark.parametrize(("stage", "most"), [("base", 60), ("reasoning-sft", 112)])
@@ -389,14 +378,6 @@ def test_a_module_that_a_hook_imports_counts_by_version_or_content(
     assert rerun(before, newer) == USES
     (local / "own_lab.py").write_text("A = 22\n")
     assert rerun(newer, mine(hooked)) == USES
-
-
-def forget_installed() -> None:
-    """As a new process does."""
-    from infra.code import identity as code
-
-    for name in ("_origin", "_folder_of", "_version_of", "_distributions"):
-        getattr(code, name).cache_clear()
 
 
 def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> None:

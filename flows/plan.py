@@ -64,7 +64,7 @@ class Walk:
         return f"{self.owner}-{kind}" + (f"-{number}" if number > 1 else "")
 
     def place(self, seed: int, domains: Sequence[Domain], kind: str) -> Place:
-        """Of the next stage."""
+        """Say where the next stage of this kind stands."""
         return Place(
             seed=seed,
             domains=domains,

@@ -229,7 +229,7 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
 
 
 def value_text(value: Any) -> str:
-    """As in a recipe. Example: 0.0002 -> 2e-4"""
+    """A value as one writes it in a recipe. Example: 0.0002 -> 2e-4"""
     if value is _MISSING:
         return "not set"
     if isinstance(value, float) and value and not 1e-3 <= abs(value) < 1e6:

@@ -51,7 +51,7 @@ class ChosenStages(Config):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As a flow and a run's record have them; nothing where all stages are meant."""
+        """The choice as a flow and a run's record hold it; nothing where all stages are meant."""
         written = self.model_dump(exclude_defaults=True)
         return {ARGUMENT: written} if written else {}
 
@@ -65,7 +65,7 @@ class ChosenStages(Config):
 
 
 def chosen_of(arguments: Mapping[str, Any]) -> ChosenStages:
-    """Of a flow's arguments."""
+    """Read the choice from a flow's arguments."""
     return ChosenStages.model_validate(arguments.get(ARGUMENT, {}))
 
 

@@ -67,7 +67,7 @@ def settled(
 
 
 def _checksums(record: ArtifactRecord, artifacts: ArtifactStore) -> Mapping[str, str]:
-    """Those of its files; the timeline holds times, so it is another one in every run."""
+    """Each file's checksum, but the timeline's, which holds times and differs in every run."""
     manifest = artifacts.manifest(record.kind, record.digest)
     files = manifest.files if manifest else []
     return {file.path: file.sha256 for file in files if file.path != TRACE_FILE}
@@ -324,7 +324,7 @@ class _Recorded:
         self._put(state="pending")
 
     def say(self, message: str) -> None:
-        """Of a stage that is done."""
+        """Show and record a message of a stage that is done."""
         self._inner.warn(message)
         self._put(message=message)
 

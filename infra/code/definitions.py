@@ -75,7 +75,7 @@ class Module:
         return name in self._statements
 
     def definition(self, name: str) -> Definition:
-        """Of a name, or of a method (`Class.method`); of `ALL` and `EFFECTS`, too."""
+        """The definition of a name or method (`Class.method`), or of `ALL` or `EFFECTS`."""
         if name not in self._read:
             own = name.removesuffix(AS_TYPE)
             read = _definition(self._statements.get(own, ()), self.package)

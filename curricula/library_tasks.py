@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
-from curricula.epoch_orders import EpochOrders
-from curricula.splits import split_of
+from curricula.splits import EpochOrders, split_of
 from engines.types import Demonstration, Message, Problem, Split
 from infra.errors import InputError
 from infra.libraries.library import INSPECT, VERIFIERS, Row, read_rows

@@ -9,15 +9,55 @@ from __future__ import annotations
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from curricula.noise import slip
-from curricula.options import check_levels, check_share
 from curricula.splits import split_of
+from curricula.vocabulary import slip
 from engines.types import Demonstration, Environment, Json, Message, Problem, Split, Tool
 from infra.errors import InputError
+from infra.hooks import did_you_mean
+
+
+def check_levels(levels: Sequence[str], allowed: Collection[str]) -> tuple[str, ...]:
+    """The chosen levels; raises `InputError` for none, an unknown or a repeated one."""
+    names = (levels,) if isinstance(levels, str) else tuple(levels)
+    if not names:
+        raise InputError(f"`levels` is empty; choose from {', '.join(allowed)}.")
+    for name in names:
+        check_choice("levels", name, allowed)
+    if len(set(names)) < len(names):
+        raise InputError(f"`levels` names a level twice: {', '.join(names)}.")
+    return names
+
+
+def check_choice(option: str, value: str, allowed: Collection[str]) -> str:
+    if value not in allowed:
+        raise InputError(
+            f"`{option}`: unknown {value!r}.{did_you_mean(str(value), allowed)} "
+            f"Allowed: {', '.join(allowed)}."
+        )
+    return value
+
+
+def check_share(option: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"`{option}` must be a share between 0 and 1, not {value!r}.")
+    return float(value)
+
+
+def check_flag(option: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"`{option}` must be true or false, not {value!r}.")
+    return value
+
+
+def check_count(option: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"`{option}` must be a whole number of at least 1, not {value!r}.")
+    return value
+
 
 MAX_DRAWS = 2_000
 """draws from one family for one position before the family counts as exhausted"""

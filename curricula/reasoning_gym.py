@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from curricula.options import check_flag
+from curricula.procedural import check_flag
 from curricula.splits import split_of
 from engines.types import Demonstration, Json, Message, Problem, Split
 from infra.errors import InputError
 from infra.hooks import did_you_mean
-from infra.reasoning_gym_library import load_reasoning_gym
+from infra.libraries.library import load_reasoning_gym
 
 MAX_DRAWS = 10_000
 """entries without a new member of a split before the dataset counts as exhausted"""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MicroBatch = list[int]
 """indices of the sequences packed together; empty where a rank only keeps step with the others"""
@@ -32,6 +32,22 @@ class TokenSequence:
     loss_mask: list[int]
     weight: float = 1.0
     """factor of its loss; the mean is over trained tokens, whatever their weights"""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Answers to one prompt: the better and the worse one, or one that was judged alone."""
+
+    answers: list[TokenSequence]
+    is_good: bool = True
+    """of one alone: whether it was judged to be good"""
+    margin: float = 0.0
+    """of a pair: by how much the better one was judged to be better"""
+    reference: list[float] = field(default_factory=list[float])
+    """the reference's logprob of each answer's trained tokens, then of `other`'s; empty without
+    one"""
+    other: TokenSequence | None = None
+    """another row's answer behind this prompt, which a baseline is estimated from"""
 
 
 def plan_micro_batches(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from infra.json_schema import ParameterKind
+    from infra.json_text import ParameterKind
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
@@ -63,7 +63,7 @@ class Tool:
     def of_function(function: Mapping[str, Any]) -> Tool:
         """One with a `name`, a `description` and its `parameters` as a JSON schema."""
         # Estimators import this file, and need nothing of `infra`.
-        from infra.json_schema import parameters_of
+        from infra.json_text import parameters_of
 
         kinds, required = parameters_of(function.get("parameters"))
         described = str(function.get("description") or "")

@@ -6,9 +6,8 @@ of the versions costs the number of runs, not of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ class WeightVersions:
             elif count > 0:
                 merged.append((version, count))
         return WeightVersions(tuple(merged))
-
-    @staticmethod
-    def of_tokens(versions: Sequence[int]) -> WeightVersions:
-        """Of one version for each token."""
-        return WeightVersions(tuple((v, len(list(run))) for v, run in groupby(versions)))
 
     def __len__(self) -> int:
         return sum(count for _, count in self.runs)

@@ -7,13 +7,22 @@ from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow
 
-from flows.page.form import Asked, Changes, Models, RecipeField, Rounds, RunName, Seed, models_of
-from flows.running.chosen_stages import ChosenStages
+from flows.page.form import (
+    Asked,
+    Changes,
+    Models,
+    RecipeField,
+    Rounds,
+    RunName,
+    Seed,
+    Stages,
+    models_of,
+    stages_of,
+)
 from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ALL = ChosenStages()
 
 
 def _deployed(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
@@ -31,7 +40,7 @@ def post_train(
     overrides: Changes = "",
     seed: Seed = "",
     name: RunName = "",
-    stages: ChosenStages = ALL,
+    stages: Stages = "",
 ) -> Any:
     """Train every expert, unify them, evaluate all models.
 
@@ -40,9 +49,10 @@ def post_train(
         overrides: Changes of its fields, one a line, e.g. `unified.path.rl.steps=4`.
         seed: Another seed than the recipe's.
         name: A name for this run.
-        stages: Where to begin and to end, and what to run again; all of it by default.
+        stages: All; or lines `from=`, `until=`, `only=` (a stage's name), `force=` (run it again).
     """
-    return run_flow("post-train", _asked(recipe, overrides, seed, name), stages.arguments)
+    arguments = stages_of(stages).arguments
+    return run_flow("post-train", _asked(recipe, overrides, seed, name), arguments)
 
 
 @_deployed("expert")
@@ -52,7 +62,7 @@ def expert(
     overrides: Changes = "",
     seed: Seed = "",
     name: RunName = "",
-    stages: ChosenStages = ALL,
+    stages: Stages = "",
 ) -> Any:
     """Train one expert of a recipe.
 
@@ -62,9 +72,9 @@ def expert(
         overrides: Changes of its fields, one a line, e.g. `experts.agent.path.rl.steps=4`.
         seed: Another seed than the recipe's.
         name: A name for this run.
-        stages: Where to begin and to end, and what to run again; all of it by default.
+        stages: All; or lines `from=`, `until=`, `only=` (a stage's name), `force=` (run it again).
     """
-    arguments = {"name": expert} | stages.arguments
+    arguments = {"name": expert} | stages_of(stages).arguments
     return run_flow("expert", _asked(recipe, overrides, seed, name), arguments)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from flows.catalog import plan_of
+from flows.checks.hook_checks import own_files
 from flows.explain import nearest
 from flows.load import is_recipe, load_recipe, set_field, shipped_recipes, validate_recipe
 from flows.plan import PlannedStage
@@ -20,8 +21,7 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
-from infra.user_files import install_hooks, read_hooks
-from tasks.durable.identity import StageIdentity
+from tasks.durable.stage_identity import StageIdentity
 
 
 class _Missing:
@@ -146,7 +146,7 @@ def _of_run(name: str, record: RunRecord) -> Side:
 
 
 def _present(recipe: Recipe, plan: Sequence[PlannedStage]) -> dict[str, StageIdentity]:
-    return planned_identities(plan, install_hooks(read_hooks(recipe.hooks, recipe.data)))
+    return planned_identities(plan, own_files(recipe))
 
 
 def _settings(recipe: Recipe, flow: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

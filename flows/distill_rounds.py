@@ -34,13 +34,13 @@ from flows.running.records import (
 )
 from infra.config import Config
 from infra.errors import CorruptArtifact, DamagedRecord, InputError
-from tasks.evaluate.statistics import interval, judged_in_both, mean
+from tasks.evaluate.score_statistics import interval, judged_in_both, mean
 from tasks.stage import StageSpec
 
 FLOW = "distill-rounds"
 DERIVED = ("after",)
 """arguments that a run of it has on record and nobody writes"""
-ADMIT, DISTILL = "admit", "distill"
+CHOOSE, DISTILL = ("admit", "screen"), "distill"
 
 
 def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
@@ -52,7 +52,7 @@ def _path(recipe: Recipe, expert: str, rounds: int) -> list[PathStage]:
     first, *written = _split(recipe.experts[expert].path)
     template = written[-1] if written else [_distill_of(recipe), *first]
     harder = recipe.rounds.harder.get(expert, [])
-    admits = [stage for part in (first, *written) for stage in part if stage.kind == ADMIT]
+    admits = [stage for part in (first, *written) for stage in part if stage.kind in CHOOSE]
     added = [
         _at_level(template, harder[: number + 1][-1:], admits[-1:]) for number in range(rounds)
     ]
@@ -65,11 +65,11 @@ def _at_level(
     options: Sequence[Mapping[str, Any]],
     admits: Sequence[PathStage],
 ) -> list[PathStage]:
-    """A round whose curriculum has other options, if any are given. Where the expert's path admits
-    problems, the other ones are admitted before the round draws any."""
+    """A round whose curriculum has other options, if any are given. Where the expert's path chooses
+    problems, the other ones are tried before the round draws any."""
     if not options:
         return list(stages)
-    first, *others = [*admits, *(stage for stage in stages if stage.kind != ADMIT)]
+    first, *others = [*admits, *(stage for stage in stages if stage.kind not in CHOOSE)]
     return [first.model_copy(update={OPTIONS: dict(options[0])}), *others]
 
 

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from curricula.prompt_files.spec import PromptFiles
@@ -37,12 +38,31 @@ def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
         return f"{path}: unknown field{hint}"
     if kind == "missing":
         return f"{path}: is missing"
+    if kind == "string_pattern_mismatch":
+        return f"{path}: {characters(item['ctx']['pattern'])}; got {item['input']!r:.80}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{path}: write fields below it, as `name: value`; got {item['input']!r:.80}"
     message = str(item["msg"]).removeprefix("Value error, ")
     if kind == "value_error":
         return f"{path}: {message}"
     expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
     hint = nearest(str(item["input"]).lower(), expected).removesuffix("?")
     return f"{path}: {message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
+
+
+def characters(pattern: str) -> str:
+    """What a name may be, in words, of a pattern such as `^[a-z0-9][a-z0-9-]*$`."""
+    marks = "`-` and `_`" if "0-9_-]" in pattern else "`-`"
+    begin = "a letter or digit" if "[a-z0-9][" in pattern else "a letter"
+    return f"has only small letters, digits and {marks}, and begins with {begin}"
+
+
+def yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    """Example: `line 2, column 3: found undefined alias 'nope'`"""
+    mark = error.problem_mark or error.context_mark
+    at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    tab = "; indent with spaces" if "'\\t'" in (error.problem or "") else ""
+    return f"{at}{': '.join(filter(None, [error.context, error.problem]))}{tab}"
 
 
 def _written(model: Any, location: tuple[Any, ...]) -> list[str]:

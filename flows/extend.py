@@ -25,6 +25,8 @@ class Merged:
 
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     files: dict[Place, str] = field(default_factory=dict[Place, str])
+    changes: list[str] = field(default_factory=list[str])
+    """`a.b=value` that were applied to it since"""
 
     def add(self, data: Mapping[str, Any], file: str) -> None:
         """Merge what a file writes into what those that it extends wrote."""
@@ -32,6 +34,14 @@ class Merged:
             if isinstance(data.get(key), list) and isinstance(self.data.get(key), list):
                 data = {**data, key: [*dict.fromkeys([*self.data[key], *data[key]])]}
         self.data = self._merged(self.data, data, (), file)
+
+    def source_of(self, place: Place) -> str:
+        """The change that wrote the field, else the file."""
+        for change in reversed(self.changes):
+            key = change.partition("=")[0]
+            if all(part in map(str, place) for part in key.split(".") if not part.isdigit()):
+                return f"--set {key}"
+        return self.file_of(place)
 
     def file_of(self, place: Place) -> str:
         """Which file wrote the field, or the nearest one around it."""

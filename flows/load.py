@@ -1,5 +1,4 @@
-"""Reading a recipe: a YAML file, or a shipped or saved name, with `a.b=value` changes, into a
-`Recipe`."""
+"""Reads a recipe: a YAML file, or a shipped or saved name, with `a.b=value` changes."""
 
 from __future__ import annotations
 
@@ -11,14 +10,15 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.explain import explain, nearest
+from flows.explain import explain, nearest, yaml_fault
 from flows.extend import Merged, entry_of
 from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
 from infra.home import home
+from infra.hub import is_hub_name
 from infra.secret_references import written_secrets
-from tasks.model_folder.files import beside
-from tasks.served.roles import is_stage
+from tasks.model_folder.model_files import beside, model_beside, template_beside
+from tasks.served.served_roles import is_stage
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -38,8 +38,7 @@ class _Loader(yaml.SafeLoader):
         node = super().get_single_node()
         if node is not None and _written_out(node, {}) > _MOST_NODES:
             raise InputError(
-                f"its aliases stand for more than {_MOST_NODES} values when they are written out;"
-                " use fewer of them"
+                f"its aliases stand for more than {_MOST_NODES} values, written out; use fewer"
             )
         return node
 
@@ -84,11 +83,15 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str) -> Any:
     """Raises YAMLError, and InputError that names the line for a key or an alias that is wrong."""
     try:
-        return yaml.load(text, _Loader)
+        found = yaml.load(text, _Loader)
+        repr(found)  # Python writes no number of thousands of digits, which `9:59:59...` may be
+        return found
     except ValueError as error:  # a day that does not exist, e.g. 2024-13-45
         raise yaml.YAMLError(str(error)) from None
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
+    except yaml.MarkedYAMLError as error:
+        raise yaml.YAMLError(yaml_fault(error)) from None
 
 
 def option_value(option: str, text: str) -> Any:
@@ -134,6 +137,9 @@ def recipe_path(name: str) -> Path:
         if named.is_file():
             return named
     names = recipe_names()
+    if path.is_dir():
+        inside = ", ".join(str(file) for file in sorted(path.glob("*.yaml"))) or "none"
+        raise InputError(f"`{name}` is a folder; name a recipe's file, of those in it: {inside}")
     raise InputError(
         f"no recipe `{name}`: there is no such file, and it is none of the shipped or saved"
         f" recipes ({', '.join(names)})"
@@ -154,6 +160,7 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> tuple[Path, Merged]:
     written = _extended(path, ())
     for change in changes:
         set_field(written.data, change)
+        written.changes.append(change)
     for field in ("hooks", "data"):
         written.data[field] = _absolute(written.data.get(field, []), path.parent)
     _set_beside(written.data, path.parent)
@@ -223,7 +230,8 @@ def _content(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, InputError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise InputError(f"{path}: a recipe is a mapping of fields, not {type(data).__name__}")
+        what = "has nothing in it" if data is None else f"holds a {type(data).__name__}"
+        raise InputError(f"{path}: {what}; a recipe is a mapping of fields, see `tributary init`")
     data = _unshared(data)
     for field in ("hooks", "data"):
         if field in data:
@@ -235,18 +243,33 @@ def _content(path: Path) -> dict[str, Any]:
 def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
-        data["base"] = base | {"folder": beside(base["folder"], folder)}
+        data["base"] = base | {"folder": _model(base["folder"], folder)}
+        if isinstance(base.get("template"), str):
+            data["base"]["template"] = template_beside(base["template"], folder)
     lm_eval = data.get("lm_eval")
     if isinstance(lm_eval, dict) and isinstance(lm_eval.get("folder"), str) and lm_eval["folder"]:
         data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
     for served in _served_models(data):
         model = served.get("model")
         if isinstance(model, str) and not is_stage(model):
-            served["model"] = beside(model, folder)
+            served["model"] = _model(model, folder)
     for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):
             source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
+
+
+def _model(model: str, folder: Path) -> str:
+    """Where a recipe finds a model. Raises InputError for a stage of a run, which has no place of
+    its own here."""
+    place = model_beside(model, folder)
+    if is_hub_name(place) and model.partition("/")[0] in recipe_names():
+        raise InputError(
+            f"{model}: a recipe names a model by its folder or as hf:ORG/NAME; `tributary"
+            " artifacts` shows the folder of each stage, and --model of sft, rl, distill and"
+            " evaluate takes RECIPE/STAGE itself"
+        )
+    return place
 
 
 def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -306,7 +329,7 @@ def validate_recipe(data: Mapping[str, Any], where: str, written: Merged | None 
         return _without_secrets(Recipe.model_validate(data), where)
     except ValidationError as error:
         places = [item["loc"] for item in error.errors(include_url=False)]
-        files = [written.file_of(place) if written else "" for place in places]
+        files = [written.source_of(place) if written else "" for place in places]
         lines = "\n".join(
             f"  {line}" + (f" (in {file})" if file not in ("", where) else "")
             for line, file in zip(explain(error, Recipe), files, strict=True)

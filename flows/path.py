@@ -35,11 +35,12 @@ from pydantic_core import core_schema
 
 from infra.config import Config
 from infra.hooks import did_you_mean
-from tasks.domain import Domain
-from tasks.reference_needs import with_needs
-from tasks.registry import PATH_KINDS, is_own, spec_of
+from tasks.domain import Domain, with_needs
+from tasks.screen.spec import Pool
+from tasks.stage_kinds import PATH_KINDS, is_own, spec_of
 
-OPTIONS = "curriculum_options"
+OPTIONS, POOLS = "curriculum_options", "pools"
+_BESIDE = (OPTIONS, POOLS)
 
 
 class _Entry(Config):
@@ -48,6 +49,9 @@ class _Entry(Config):
     curriculum_options: dict[str, Any] = Field(default_factory=dict)
     """changes of the curriculum's options from this stage of the path on, e.g. `{levels: [easy,
     medium]}`; the evaluation uses the unchanged options"""
+    pools: dict[str, list[Pool]] = Field(default_factory=dict, max_length=1)
+    """which problems this stage alone draws, by the name of the `screen` that found them, e.g.
+    `{agent-screen: [hard]}`. Empty: all that the last one before it keeps"""
 
 
 @cache
@@ -65,6 +69,7 @@ class PathStage(Config):
     settings: SerializeAsAny[Config] | dict[str, Any]
     """as written for a kind of the user's own: reading a recipe runs none of his code"""
     curriculum_options: dict[str, Any]
+    pools: dict[str, list[Pool]]
 
     @model_validator(mode="wrap")
     @classmethod
@@ -76,15 +81,16 @@ class PathStage(Config):
             return handler(_own(kind, data))
         entry = written_form(kind).model_validate(data)
         settings = getattr(entry, kind)
-        return handler({"kind": kind, "settings": settings, OPTIONS: entry.curriculum_options})
+        beside = {key: getattr(entry, key) for key in _BESIDE}
+        return handler({"kind": kind, "settings": settings, **beside})
 
     @model_serializer(mode="wrap")
     def _as_written(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
         dumped = handler(self)
-        changed = {OPTIONS: self.curriculum_options} if self.curriculum_options else {}
-        return {self.kind: dumped["settings"], **changed}
+        beside = {key: dumped[key] for key in _BESIDE if dumped[key]}
+        return {self.kind: dumped["settings"], **beside}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -95,7 +101,7 @@ class PathStage(Config):
             "title": "your own kind, by `module:Class`",
             "type": "object",
             "patternProperties": {"^[^:]+:[^:]+$": {"type": "object"}},
-            "properties": {OPTIONS: {"type": "object"}},
+            "properties": {key: {"type": "object"} for key in _BESIDE},
             "additionalProperties": False,
         }
         return {"anyOf": [*(handler(form.__pydantic_core_schema__) for form in forms), own]}
@@ -111,7 +117,7 @@ def _kind_of(data: Any) -> str:
     known = ", ".join(PATH_KINDS)
     if not isinstance(data, Mapping):
         raise ValueError(f"write a stage as `kind: settings`, not {data!r:.40}; kinds: {known}")
-    keys = [str(key) for key in cast("Mapping[Any, Any]", data) if key != OPTIONS]
+    keys = [str(key) for key in cast("Mapping[Any, Any]", data) if key not in _BESIDE]
     kinds = [key for key in keys if key in PATH_KINDS or is_own(key)]
     if not keys:
         raise ValueError(f"write a stage as `kind: settings`; kinds: {known}")
@@ -128,12 +134,13 @@ def _kind_of(data: Any) -> str:
 
 def _own(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Raises ValueError."""
-    beside = [key for key in data if key not in (kind, OPTIONS)]
-    if beside:
-        raise ValueError(f"{beside[0]}: unknown field beside `{kind}`; known here: {OPTIONS}")
+    unknown = [key for key in data if key not in (kind, *_BESIDE)]
+    if unknown:
+        known = " and ".join(_BESIDE)
+        raise ValueError(f"{unknown[0]}: unknown field beside `{kind}`; known here: {known}")
     if not isinstance(data[kind], Mapping):
         raise ValueError(f"{kind}: its settings are a mapping, not {data[kind]!r:.40}")
-    return {"kind": kind, "settings": data[kind], OPTIONS: data.get(OPTIONS, {})}
+    return {"kind": kind, "settings": data[kind], **{key: data.get(key, {}) for key in _BESIDE}}
 
 
 def _said_again(path: Any) -> Any:

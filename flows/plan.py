@@ -24,11 +24,12 @@ from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
-from tasks.place import AdmittedBy, Place
-from tasks.registry import is_own, spec_of
-from tasks.served.roles import ServedRole, is_stage, served_roles
+from tasks.path_context import AdmittedBy, Place
+from tasks.reward.spec import RewardSpec
+from tasks.served.served_roles import ServedRole, is_stage, served_roles
 from tasks.served.spec import ServedSettings, ServedSpec
-from tasks.stage import StageResources, StageSpec
+from tasks.stage import StageResources, StageSpec, admitted_role
+from tasks.stage_kinds import is_own, spec_of
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Walk:
     _data: str = ""
     _rollouts: str = ""
     _admitted: AdmittedBy | None = None
+    _fit: AdmittedBy | None = None
+    _screens: dict[str, AdmittedBy] = field(default_factory=dict[str, "AdmittedBy"])
     _unlearned: str = ""
     """place of the `distill` whose data nothing has read"""
     _seen: Counter[str] = field(default_factory=Counter[str])
@@ -63,9 +66,12 @@ class Walk:
         number = self._seen[kind]
         return f"{self.owner}-{kind}" + (f"-{number}" if number > 1 else "")
 
-    def place(self, seed: int, domains: Sequence[Domain], kind: str) -> Place:
-        """Say where the next stage of this kind stands."""
-        return Place(
+    def place(
+        self, seed: int, domains: Sequence[Domain], kind: str, pools: Mapping[str, Sequence[str]]
+    ) -> Place:
+        """Say where the next stage of this kind stands. Raises InputError for `pools` that no stage
+        before it keeps."""
+        place = Place(
             seed=seed,
             domains=domains,
             base=self.base,
@@ -75,7 +81,9 @@ class Walk:
             experts=self.experts,
             start=self._drawn[kind],
             admitted=self._admitted,
+            fit=self._fit,
         )
+        return place.of_pools(self._screens, pools)
 
     def go_on(
         self, name: str, at: str, spec: StageSpec, inputs: Mapping[str, str], scored_as: str
@@ -97,7 +105,11 @@ class Walk:
             self._rollouts = name
         elif spec.makes == "problems":
             curricula = [domain.curriculum for domain in spec.sampled_domains]
-            self._admitted = AdmittedBy(name, list(spec.drawn), curricula)
+            self._admitted = AdmittedBy(name, list(spec.drawn), curricula, spec.kept_pools)
+            if spec.kept_pools:
+                self._screens[name] = self._admitted
+            if spec.fleet is None:  # it asked no model, so what it says holds for every one
+                self._fit = self._admitted
         return ""
 
 
@@ -201,7 +213,11 @@ class Plan:
 
     def _served(self, role: ServedRole, where: str) -> str:
         """The stage that makes or imports a role's model."""
-        made = [stage.name for stage in self.stages if stage.kind == BaseSpec.kind or stage.model]
+        scoring = [stage.name for stage in self.stages if stage.kind == RewardSpec.kind]
+        talking = [
+            stage.name for stage in self.stages if stage.kind == BaseSpec.kind or stage.model
+        ]
+        made = scoring if role.has_head else talking
         if is_stage(role.model):
             if role.model in made:
                 return role.model
@@ -253,9 +269,10 @@ class Plan:
             domains = domains_at(path, index, walk.domains)
             settings = _settings(kind, stage.settings, at)
             try:
-                spec, inputs = kind.in_path(
-                    settings, walk.place(self.recipe.seed, domains, kind.kind)
-                )
+                place = walk.place(self.recipe.seed, domains, kind.kind, stage.pools)
+                spec, inputs = kind.in_path(settings, place)
+                if stage.pools and admitted_role(place.pools) not in inputs:
+                    raise InputError("pools: it draws no problems of them; leave `pools` out")
             except InputError as error:
                 raise self._refused(at, error) from None
             model = walk.owner if kind.makes == "model" else ""

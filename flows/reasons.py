@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from flows.checks.hook_checks import own_files
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import runs_of, store_of, warn_once
@@ -18,8 +19,8 @@ from infra.errors import CorruptArtifact, DamagedRecord
 from infra.home import SOURCE_ROOT, home
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
-from infra.user_files import InstalledFiles, install_hooks, read_hooks
-from tasks.durable.identity import StageIdentity, stage_identity
+from infra.user_files import InstalledFiles
+from tasks.durable.stage_identity import StageIdentity, stage_identity
 
 
 def planned_identities(
@@ -64,7 +65,7 @@ class Change:
 
 def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
     """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
-    user = install_hooks(read_hooks(recipe.hooks, recipe.data))
+    user = own_files(recipe)
     artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
     taken = taken_by(recipe.name, artifacts)
     identities = planned_identities(
@@ -84,7 +85,7 @@ def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[st
 def made_by_other_code(recipe: Recipe, plan: list[PlannedStage]) -> list[str]:
     """The stages that are to run for no other reason than that Tributary's own code changed since
     the newest run of this recipe. Raises what a store raises."""
-    user = install_hooks(read_hooks(recipe.hooks, recipe.data))
+    user = own_files(recipe)
     taken = taken_by(recipe.name, ArtifactStore(store_of(recipe.storage), home() / "cache"))
     found: list[str] = []
 

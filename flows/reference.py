@@ -17,7 +17,7 @@ from flows.command.main import app
 from flows.path import PathStage, written_form
 from flows.recipe import Recipe
 from infra.config import Config
-from tasks.registry import PATH_KINDS
+from tasks.stage_kinds import PATH_KINDS
 
 _FIELDS_INTRO = """# Every field of a recipe
 

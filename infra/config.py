@@ -1,14 +1,21 @@
 """The base of every pydantic model that a person writes: its numbers, and what it says for its
-digest."""
+digest.
+
+Values that a recipe passes through to an engine are checked by a table with the kinds of each field
+by name: "int", "str", ..., "=literal"; see `options.json`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
+
+from infra.errors import InputError
 
 Steps = Annotated[int, Field(gt=0, le=10**7)]
 """optimizer steps; more is a slip of the keyboard"""
@@ -16,6 +23,16 @@ PerStep = Annotated[int, Field(gt=0, le=10**6)]
 """samples of one optimizer step"""
 Count = Annotated[int, Field(gt=0, le=10**8)]
 """problems, demonstrations or tokens"""
+
+
+def _stays_below(path: str) -> str:
+    if path.startswith("/") or "\0" in path or {"", ".."} & {*path.split("/")}:
+        raise ValueError(f"{path!r} leads out of the folder that it is in")
+    return path
+
+
+PathBelow = Annotated[str, AfterValidator(_stays_below)]
+"""of a file in a folder that it is written to: whoever named it can reach no other"""
 
 _LARGEST_RATIO = 1e6
 """of two weights of a mix"""
@@ -119,3 +136,28 @@ class Choice(Config):
     @property
     def parts(self) -> tuple[str, ...]:
         return (self.code,)
+
+
+def unknown_option(where: str, name: str, known: Collection[str], of_what: str) -> InputError:
+    """Example: "trainer.megatron.num_layer is not a field of ...; did you mean num_layers?"."""
+    close = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return InputError(f"{where} is not {of_what}{hint}")
+
+
+def check_kind(where: str, value: Any, kinds: Iterable[str]) -> None:
+    """Raise InputError if `value` is of none of the kinds."""
+    allowed = list(kinds)
+    if not any(_is_kind(value, kind) for kind in allowed):
+        raise InputError(f"{where} takes {' or '.join(allowed)}, got {value!r}")
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if kind.startswith("="):
+        return value == kind[1:]
+    if kind == "null":
+        return value is None
+    if isinstance(value, bool):  # in Python a bool is an int; in a recipe it is not
+        return kind == "bool"
+    types: dict[str, Any] = {"int": int, "float": int | float, "str": str, "list": list}
+    return isinstance(value, types.get(kind, dict))

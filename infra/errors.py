@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from infra.masking import masked
+from infra.shown_text import masked
 
 BAD_INPUT, DETACHED = 2, 130
 

@@ -3,23 +3,37 @@
 Let through is who sends the key, and a browser that has logged in. A browser's request is also
 refused if it came by a name that is not this machine's (a site may point a name of its own here),
 or if a page of another origin sent it; such a page may only link here.
+
+Logging in: `tributary up` and `tributary status` print links with a code that works once. The page
+that is opened with it takes the code back and gives the browser a cookie, which every page of this
+home accepts. A browser sends cookies to all ports of a host, so a server of somebody else on this
+machine may see ours. It is worth nothing there: it is not the key, it counts only from the address
+that logged in, and on this machine only from connections of the user whose servers these are. The
+kernel notes for each socket which user made it; a client of a server asks this as well before it
+sends the key.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import json
+import os
+import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from infra.access import USER, basic_token, is_loopback
 from infra.errors import InputError
-from infra.logins import PATH, has_cookie, new_cookie, take_code
-from infra.peers import may_be_our_user
+from infra.home import home, home_tag
 
 _RULES = (
     b"content-security-policy",
@@ -217,3 +231,139 @@ async def _answer(
     coded = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     await send({"type": "http.response.start", "status": int(status), "headers": coded})
     await send({"type": "http.response.body", "body": body})
+
+
+PATH = "/login/"
+"""in front of a code, then comes the page's own path"""
+LINK_SECONDS = 12 * 3600.0
+"""how long a link that nobody opened works"""
+_MOST_LINKS = 200
+"""the oldest ones end before: whoever asks for the status each second makes many"""
+COOKIE_SECONDS = 30 * 24 * 3600
+
+
+def login_link(url: str) -> str:
+    """The page at `url`, for a browser that does not know the key: once, and for twelve hours."""
+    folder = home() / "logins"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _forget_old(folder)
+    code = secrets.token_urlsafe(24)
+    (folder / _digest(code)).touch(mode=0o600)
+    parts = urlsplit(url)
+    return parts._replace(path=f"{PATH}{code}{parts.path or '/'}").geturl()
+
+
+def _forget_old(folder: Path) -> None:
+    """Names of files say nothing of their age, and another command may remove them, too."""
+    ages: dict[Path, float] = {}
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            ages[file] = time.time() - file.stat().st_mtime
+    newest = sorted(ages, key=lambda file: ages[file])
+    for file in newest:
+        if ages[file] > LINK_SECONDS or file in newest[_MOST_LINKS:]:
+            file.unlink(missing_ok=True)
+
+
+def take_code(code: str) -> bool:
+    """Whether this code lets somebody in; it does so once."""
+    file = home() / "logins" / _digest(code)
+    try:
+        is_fresh = time.time() - file.stat().st_mtime <= LINK_SECONDS
+        file.unlink()
+    except FileNotFoundError:  # unknown, or somebody else's request took it
+        return False
+    return is_fresh
+
+
+def new_cookie(key: str, address: str) -> str:
+    """The header's value that makes a browser at this address one that has logged in. Neither
+    scripts nor other sites' requests get the cookie."""
+    kept = f"Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Strict"
+    return f"{_name()}={_session(key, address)}; {kept}"
+
+
+def has_cookie(header: str, key: str, address: str) -> bool:
+    """Whether a request with this `Cookie` header comes from a browser that has logged in there."""
+    wanted = f"{_name()}={_session(key, address)}".encode()
+    # Cookies of whatever else this host serves come along, in any form.
+    given = [cookie.strip().encode() for cookie in header.split(";")]
+    return any(hmac.compare_digest(cookie, wanted) for cookie in given)
+
+
+def _name() -> str:
+    """Homes of one machine share a host, so each has a cookie of its own."""
+    return f"tributary-{home_tag()}"
+
+
+def _session(key: str, address: str) -> str:
+    """It follows from the key, which it does not reveal: another key ends all sessions."""
+    return hmac.new(key.encode(), f"browser {address}".encode(), "sha256").hexdigest()
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256(code.encode()).hexdigest()
+
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED, _LISTENS = "01", "0A"
+"""of a connection that its maker closed, the kernel no longer says the user"""
+_MAPPED = "0" * 16 + "FFFF0000"
+"""in front of an IPv4 address in the table of IPv6, in the order in which this machine writes it"""
+_ROOT = 0
+
+
+def may_be_our_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
+    """Whether the client of this connection is on another machine, or a program of our own user's
+    or root's. Both ends are IPv4 addresses with their ports."""
+    if not _is_of_this_machine(client[0]):
+        return True
+    return any(uid in (os.geteuid(), _ROOT) for uid in _makers(client, server))
+
+
+def strangers_at(ports: Collection[int], address: str = "127.0.0.1") -> dict[int, int]:
+    """Those of these ports at which a program of another user's listens, with the user's number;
+    none at an address of another machine. Such a program may wait for what is sent to one of ours
+    that ended, or has not begun."""
+    if not _is_of_this_machine(address):
+        return {}
+    return {
+        port: uid
+        for here, _, state, uid in _sockets()
+        if state == _LISTENS and uid not in (os.geteuid(), _ROOT)
+        and (port := int(here.rpartition(":")[2], 16)) in ports
+    }  # fmt: skip
+
+
+def _makers(client: tuple[str, int], server: tuple[str, int]) -> Iterator[int]:
+    wanted = (_written(client), _written(server))
+    for here, there, state, uid in _sockets():
+        ends = (here.removeprefix(_MAPPED), there.removeprefix(_MAPPED))
+        if ends == wanted and state == _ESTABLISHED:
+            yield uid
+
+
+def _sockets() -> Iterator[tuple[str, str, str, int]]:
+    """Both ends, the state and the maker of each of this machine's."""
+    for table in _TABLES:
+        with suppress(FileNotFoundError), table.open() as lines:
+            next(lines, None)  # the names of the columns
+            for line in lines:
+                _, here, there, state, _, _, _, uid, *_ = line.split()
+                yield here, there, state, int(uid)
+
+
+def _written(end: tuple[str, int]) -> str:
+    """Example: ("127.0.0.1", 80) -> "0100007F:0050" """
+    number = int.from_bytes(socket.inet_aton(end[0]), sys.byteorder)
+    return f"{number:08X}:{end[1]:04X}"
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Only such an address can be bound."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

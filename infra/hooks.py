@@ -15,6 +15,7 @@ from typing import Any
 from infra.errors import InputError
 from infra.secret_references import resolved, without_secrets
 
+_MOST_LISTED = 12
 _EXITS = "raised SystemExit({}): it must not end the program; remove sys.exit() or exit()"
 
 
@@ -42,7 +43,7 @@ def resolve(kind: str, name: str, builtins: Mapping[str, str]) -> Callable[..., 
             public = [key for key in vars(found) if not key.startswith("_")]
             raise InputError(
                 f"{kind} {name!r}: module {module_name!r} has no {attribute!r}."
-                f"{did_you_mean(part, public)}"
+                f"{did_you_mean(part, public) or f' It has: {_listed(public)}.'}"
             )
         found = getattr(found, part)
     if not callable(found):
@@ -51,6 +52,10 @@ def resolve(kind: str, name: str, builtins: Mapping[str, str]) -> Callable[..., 
             f"function that takes the options."
         )
     return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
 
 
 def construct(kind: str, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -7,20 +7,33 @@ variables: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE.
 from __future__ import annotations
 
 import functools
+import glob
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from infra.errors import InputError, StorageError, TributaryError
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
 PREFIX = "hf:"
-_REPO = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_OF_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")
+_REPO = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_OF_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
+"""a part of a path in the hub's cache, so none that leads upwards"""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md"]
 """of a model's files; other formats and files in folders are neither downloaded nor pushed"""
+_FRONT = re.compile(r"\A\s*---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
+MOST_FRONT = 1 << 20
+"""of the beginning of a card, which is all that `front_matter` needs"""
+MOST_DEEP = 64
+"""lists and maps of a card within one another: reading 10,000 takes most of a minute"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +52,35 @@ class HubName:
         return f"{PREFIX}{self.repo}@{self.revision}"
 
 
-def hub_hint(text: str) -> str:
-    """What to add to an error about a folder that is missing, where its name could be a hub's."""
-    return f". A model of the Hub is written hf:{text}" if _OF_HUB.fullmatch(text) else ""
+def named_without_prefix(text: str, folder: Path) -> str:
+    """`hf:ORG/NAME` for a bare ORG/NAME or ORG/NAME@REVISION that can be no path in `folder`: there
+    is nothing called ORG in it; else nothing."""
+    repo = text.partition("@")[0]
+    if not _OF_HUB.fullmatch(repo) or (folder / repo.partition("/")[0]).exists():
+        return ""
+    return f"{PREFIX}{text}"
+
+
+def front_matter(text: str) -> Any:
+    """The YAML with which the README of a model or of data begins; None without one.
+
+    Raises ValueError for what is no YAML, or has aliases: a few can stand for any number of values.
+    """
+    import yaml
+
+    found = _FRONT.match(text[:MOST_FRONT])
+    try:
+        depth = 0
+        for event in yaml.parse(found[1]) if found else ():
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("it has aliases (`*`)")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEEP:
+                raise ValueError(f"it is nested more than {MOST_DEEP} deep")
+        return yaml.safe_load(found[1]) if found else None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def is_hub_name(text: str) -> bool:
@@ -51,7 +90,7 @@ def is_hub_name(text: str) -> bool:
 def hub_name(text: str) -> HubName:
     """Raises InputError that shows the form."""
     repo, _, revision = text.removeprefix(PREFIX).removeprefix("//").partition("@")
-    if not _REPO.fullmatch(repo) or (not revision and "@" in text):
+    if not _REPO.fullmatch(repo) or ("@" in text and not _REVISION.fullmatch(revision)):
         raise InputError(f"{text}: write a model on the hub as hf:ORG/NAME or hf:ORG/NAME@REVISION")
     return HubName(repo, revision or "main")
 
@@ -160,4 +199,40 @@ def _is_network(error: Exception) -> bool:
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]  # what follows is advice
+    return first.removeprefix("Got: ")[:200]
+
+
+def upload_model(folder: Path, to: str, message: str, *, is_public: bool) -> str:
+    """Upload all of `folder` as one commit to `hf:org/name@branch`; returns the commit's page.
+
+    A model's files that an earlier push left there, and that `folder` lacks, are deleted with it.
+
+    A repository that is missing is made, private unless `is_public`. Raises InputError for a
+    revision that is a commit, or a token that may not do this; StorageError when the hub is out of
+    reach.
+    """
+    from huggingface_hub import HfApi
+
+    name = hub_name(to)
+    if name.is_pinned:
+        raise InputError(f"{to}: a commit cannot be pushed to; name a branch, or none for `main`")
+    api = HfApi()
+    with explained(str(name)):
+        api.create_repo(name.repo, private=not is_public, exist_ok=True)
+        if name.revision != "main":
+            api.create_branch(name.repo, branch=name.revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=name.repo, folder_path=folder, commit_message=message, revision=name.revision,
+            delete_patterns=_there_already(api, name),
+        )  # fmt: skip
+    return str(done.commit_url)
+
+
+def _there_already(api: HfApi, name: HubName) -> list[str]:
+    """Patterns of the model's files that the branch has; no push wrote those in folders."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    files = api.list_repo_files(name.repo, revision=name.revision)
+    found = filter_repo_objects(files, allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])
+    return [glob.escape(file) for file in found]

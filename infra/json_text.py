@@ -3,13 +3,17 @@
 The standard library reads numbers of any size, but also what is no JSON (NaN, half an emoji).
 orjson refuses that, but makes floats of whole numbers of more than 64 bits, and refuses to write
 them. Both keep the last of two equal keys without a word.
+
+Beside it: numbers of any library (numpy, torch, decimal) as Python's, and what a JSON schema says
+of a function's parameters.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, cast
 
 import orjson
 
@@ -110,3 +114,156 @@ def writable(text: str) -> str:
     """The text with `?` for halves of surrogate pairs, such as half an emoji, which UTF-8 cannot
     hold."""
     return text.encode(errors="replace").decode()
+
+
+_DIGITS = 15
+"""of a float: more than these are rounding, as in 0.30000000000000004"""
+
+
+def number_of(value: object) -> float | None:
+    """The value as a float; None for what is no single number, such as text, None or a vector."""
+    given: Any = value
+    try:
+        if callable(getattr(given, "item", None)):  # of numpy and torch: also an array of one
+            given = given.item()
+        return None if isinstance(given, str | bytes | bytearray) else float(given)
+    except Exception:  # a value may be of any class, whose __float__ raises anything
+        return None
+
+
+def numbers_of(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers among named values, and the types of all others."""
+    numbers: dict[str, float] = {}
+    others: dict[str, str] = {}
+    for name, value in values.items():
+        number = number_of(value)
+        if number is None:
+            others[str(name)] = type(value).__name__
+        else:
+            numbers[str(name)] = number
+    return numbers, others
+
+
+def value_text(value: str | float | bool | None) -> str:
+    """How a value of JSON is written in an answer: `42`, not `42.0`; `true`, not `True`."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower() if value is not None else "null"
+    if not isinstance(value, float):
+        return str(value)
+    if value.is_integer() and abs(value) < 10**_DIGITS:
+        return str(int(value))
+    return f"{value:.{_DIGITS}g}"
+
+
+ParameterKind: TypeAlias = Literal[
+    "string", "number", "integer", "boolean", "array", "object", "any"
+]
+_KINDS: Mapping[str, ParameterKind] = {
+    "string": "string",
+    "number": "number",
+    "integer": "integer",
+    "boolean": "boolean",
+    "array": "array",
+    "object": "object",
+}
+_SHORT = {*_KINDS, "str", "int", "float", "bool", "list", "dict", "any"}
+"""how a type is written without a schema"""
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+"""what holds a schema for each name"""
+_ELSEWHERE = ("allOf", "anyOf", "oneOf", "$ref")
+"""what may name parameters in a place where nothing here looks for them"""
+_OF_VALUES = ("default", "const", "enum", "examples", "example")
+"""what holds values, of which null is one"""
+_OF_SCHEMAS = {*_OF_NAMES, *_ELSEWHERE, "additionalProperties", "items", "not", "if"}
+_DEEPEST = 64
+"""a schema that is nested deeper is kept as it is"""
+
+
+def parameters_of(schema: Any) -> tuple[dict[str, ParameterKind], tuple[str, ...]]:
+    """The JSON type of each parameter, or `any`, and those that a call must have."""
+    properties = _properties(schema)
+    needed = _mapping(schema).get("required")
+    kinds: dict[str, ParameterKind] = {str(n): _kind(each) for n, each in properties.items()}
+    required = cast("list[Any]", needed) if isinstance(needed, list) else []
+    return kinds, tuple(str(name) for name in required)
+
+
+def kind_of_others(function: Any) -> ParameterKind | None:
+    """The JSON type of parameters that the schema of a function does not name; None where it allows
+    none. A schema that names its parameters allows others only where it says so; one without any
+    names allows all, unless it is empty or says that there are none."""
+    given = _mapping(_mapping(function).get("parameters"))
+    others = given.get("additionalProperties")
+    if isinstance(others, bool):
+        return "any" if others else None
+    if isinstance(others, dict):
+        return _kind(others)
+    if given.get("patternProperties") or any(given.get(name) for name in _ELSEWHERE):
+        return "any"
+    return "any" if given.get("type") == "object" and "properties" not in given else None
+
+
+def schema_fault(function: Mapping[str, Any]) -> str:
+    """What keeps a function's `parameters` from naming what it is called with; empty for nothing.
+    No call would fit such a function."""
+    given = _mapping(function.get("parameters"))
+    properties, needed, kind = (given.get(name) for name in ("properties", "required", "type"))
+    if isinstance(kind, str) and kind in _KINDS and kind != "object":
+        return f"its parameters are of the type {kind}; a call has an object of them"
+    if properties is not None and not isinstance(properties, dict):
+        return "its `properties` are no object that has a schema for each name"
+    if not isinstance(needed, list | None):
+        return "its `required` is no list of names"
+    loose = [name for name, each in given.items() if isinstance(each, str) and each in _SHORT]
+    if "properties" not in given and loose and "type" not in given:
+        return (
+            f"its parameters are no JSON schema: write the type of {loose[0]} as `properties:"
+            f" {{{loose[0]}: {{type: ...}}}}`"
+        )
+    kinds, required = parameters_of(given)
+    unknown = [name for name in required if name not in kinds]
+    if unknown and kind_of_others(function) is None:
+        return f"it requires {', '.join(unknown)}, which is none of its `properties`"
+    return ""
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    given = _mapping(schema)
+    if "properties" in given:
+        return _mapping(given["properties"])
+    # Some files hold the parameters by name, without a schema around them.
+    are_named = all(isinstance(each, dict) for each in given.values())
+    return given if are_named and not given.keys() & _OF_SCHEMAS else {}
+
+
+def _kind(schema: Any) -> ParameterKind:
+    given = _mapping(schema)
+    kind = given.get("type")
+    if given.get("nullable") is True or not isinstance(kind, str):
+        return "any"
+    return _KINDS.get(kind, "any")
+
+
+def schema_without_nulls(schema: Any, depth: int = 0) -> Any:
+    """A schema without the nulls that none may have; those among its values stay."""
+    if depth > _DEEPEST:
+        return schema
+    if isinstance(schema, list):
+        items = cast("list[Any]", schema)
+        return [schema_without_nulls(each, depth + 1) for each in items if each is not None]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for name, value in cast("dict[str, Any]", schema).items():
+        if name in _OF_VALUES:
+            kept[name] = value
+        elif name in _OF_NAMES and isinstance(value, dict):
+            each = cast("dict[str, Any]", value).items()
+            kept[name] = {n: schema_without_nulls(s, depth + 2) for n, s in each if s is not None}
+        elif value is not None:
+            kept[name] = schema_without_nulls(value, depth + 1)
+    return kept
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -3,13 +3,19 @@
 A model, a tool, a row of a file, a log and an error may hold sequences that steer a terminal (its
 clipboard, title, cursor, colours) and characters that turn the order of what follows. They are
 shown by their number, such as `\\x1b`.
+
+Secrets in its addresses are masked, and Unicode's normal forms take time that grows with its
+length.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from typing import Any
+import sys
+import unicodedata
+from typing import Any, Literal
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """control characters but for tabs and line ends, marks of direction, and separators of lines"""
@@ -77,3 +83,46 @@ def markdown_cell(markdown: str) -> str:
 def _number(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+_HELD = re.compile(
+    r"(\b[a-z][a-z0-9+.-]*://[^/\s:@]+:)[^/\s@]+(?=@)"
+    r"|\b((?i:AccountKey|SharedAccessKey|SharedAccessSignature)=)[^;\s\"'`]{8,}"
+    r"|([?&;](?i:sig|signature|x-(?:amz|goog)-(?:signature|security-token|credential))=)"
+    r"[^&;\s\"'`]{8,}"
+    r"|([?&](?i:(?:\w+[_-])?(?:token|key|secret|password|passwd))=)(?!\$)[^&\s\"'`]{8,}"
+)
+"""a password before the host, an account's key or signature, and the like among the parameters"""
+
+
+def masked(text: str) -> str:
+    """The text with `***` in place of the secrets of addresses."""
+    return _HELD.sub(lambda found: f"{next(filter(None, found.groups()))}***", text)
+
+
+def holds_secret(text: str) -> bool:
+    """Whether an address with a secret stands in it."""
+    return _HELD.search(text) is not None
+
+
+def normal_form(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """The text in a normal form of Unicode, but for runs of marks that no writing has."""
+    if text.isascii():
+        return text
+    parts = _long_runs().split(text)
+    parts[::2] = [unicodedata.normalize(form, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+@functools.cache
+def _long_runs() -> re.Pattern[str]:
+    marks = "".join(filter(_is_mark, map(chr, range(sys.maxunicode + 1))))
+    return re.compile(f"([{re.escape(marks)}]{{31,}})")
+
+
+def _is_mark(sign: str) -> bool:
+    """Whether it is sorted among its neighbours; some signs only when they are taken apart."""
+    if unicodedata.combining(sign):
+        return True
+    apart = unicodedata.decomposition(sign)
+    return bool(apart) and unicodedata.combining(unicodedata.normalize("NFKD", sign)[0]) > 0

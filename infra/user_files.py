@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from infra.code.digest import digest_of
-from infra.config import Config
+from infra.config import Config, PathBelow
 from infra.errors import InputError
 from infra.home import home
 
@@ -45,9 +45,9 @@ Content = Annotated[
 class UserFiles(Config):
     """Contents by relative path."""
 
-    hooks: dict[str, Content] = Field(default_factory=dict)
+    hooks: dict[PathBelow, Content] = Field(default_factory=dict)
     """e.g. `{"fourth.py": ..., "my_expert/__init__.py": ..., "my_expert/words.txt": ...}`"""
-    data: dict[str, Content] = Field(default_factory=dict)
+    data: dict[PathBelow, Content] = Field(default_factory=dict)
     """e.g. `{"words.txt": ..., "lists/verbs.txt": ...}`"""
 
 
@@ -173,15 +173,19 @@ def _installed(kind: str, contents: Mapping[str, bytes]) -> Path | None:
 
 
 def _forget_others(folder: Path | None) -> None:
-    """Drop what this process imported of other versions: a warm one outlives many recipes."""
-    hooks = home() / "hooks"
-    for path in [p for p in sys.path if Path(p).parent == hooks and Path(p) != folder]:
+    """Drop what this process imported of other versions, of any home: a warm one outlives many
+    recipes."""
+    for path in [p for p in sys.path if _is_hook_outside(f"{p}/any.py", folder)]:
         sys.path.remove(path)
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and hooks in Path(file).parents and folder not in Path(file).parents:
+        if _is_hook_outside(getattr(module, "__file__", None) or "", folder):
             del sys.modules[name]
     importlib.invalidate_caches()
+
+
+def _is_hook_outside(file: str, folder: Path | None) -> bool:
+    """Say whether a file is an installed hook that is not in this folder."""
+    return HOOK_COPY.search(file) is not None and folder not in Path(file).parents
 
 
 def _publish(draft: Path, folder: Path) -> None:

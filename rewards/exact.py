@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
-from infra.numbers import value_text
+from infra.json_text import value_text
 from rewards.references import ANSWER, reference_of
 
 _NUMBER = re.compile(r"[+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?")

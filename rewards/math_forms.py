@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rewards.math_numbers import Number, read_number, same_number
-from rewards.math_units import read_unit
+from rewards.math_numbers import Number, read_number, read_unit, same_number
 from rewards.math_writing import ROW_END, tight, unmarked
 
 Judge = Callable[[str, str], bool]

@@ -10,7 +10,7 @@ import functools
 import re
 import unicodedata
 
-from infra.unicode_form import normal_form
+from infra.shown_text import normal_form
 
 ROW_END = "⏎"
 """stands for `\\\\`"""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.stage import ADMITTED, StageContext
+from infra.errors import InputError
+from tasks.stage import StageContext, admitted_pools
 
 if TYPE_CHECKING:
     from engines.rollout.drivers.driver import LiveDomain
@@ -16,23 +18,40 @@ if TYPE_CHECKING:
 
 
 async def only_admitted(context: StageContext, domains: Sequence[LiveDomain]) -> list[LiveDomain]:
-    """The domains, drawing only admitted problems where the stage was given some."""
-    folder = context.inputs.get(ADMITTED)
-    if folder is None:
-        return list(domains)
-    return await asyncio.to_thread(
-        lambda: [replace(d, curriculum=restricted(d.curriculum, folder, d.name)) for d in domains]
-    )
+    """The domains, drawing only admitted problems where the stage was given some. Raises InputError
+    for a domain without any of the pools that the stage draws."""
+    for role, folder in context.inputs.items():
+        pools = admitted_pools(role)
+        if pools is not None:
+            return await asyncio.to_thread(_restrict, domains, folder, pools)
+    return list(domains)
 
 
-def restricted(curriculum: Curriculum, folder: Path, domain: str | None = None) -> Curriculum:
-    """The curriculum with the admitted problems of one domain; None: of the only one."""
-    from curricula.admitted import Admitted
+def _restrict(
+    domains: Sequence[LiveDomain], folder: Path, pools: Sequence[str]
+) -> list[LiveDomain]:
+    return [replace(d, curriculum=restricted(d.curriculum, folder, d.name, pools)) for d in domains]
+
+
+def restricted(
+    curriculum: Curriculum, folder: Path, domain: str | None = None, pools: Sequence[str] = ()
+) -> Curriculum:
+    """The curriculum with the admitted problems of one domain; None: of the only one. `pools`: only
+    of these. Raises InputError where there is none of them."""
+    from curricula.splits import Admitted
     from engines.rollout.records.dataset import read_admitted
     from engines.types import Problem, Split
 
     by_split: dict[Split, list[Problem]] = {}
-    for row in read_admitted(folder):
-        if domain in (None, row.domain):
+    there = [row for row in read_admitted(folder) if domain in (None, row.domain)]
+    if pools and not any(row.pool in pools for row in there):
+        counts = Counter(row.pool for row in there)
+        said = ", ".join(f"{count} {pool}" for pool, count in counts.items()) or "no other either"
+        raise InputError(
+            f"no problem of {domain} is {' or '.join(pools)} ({said}): let the `screen` try more"
+            " problems, or draw another of its `pools`"
+        )
+    for row in there:
+        if not pools or row.pool in pools:
             by_split.setdefault(row.split, []).append(row.problem)
     return Admitted(curriculum, by_split)

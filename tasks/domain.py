@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -13,16 +14,31 @@ from pydantic import (
     model_validator,
 )
 
-from curricula.built_in import BUILT_IN as CURRICULA
-from curricula.of_rows import OF_LIBRARIES
-from curricula.prompt_files.spec import PromptFiles
-from engines.rollout.built_in_parts import DRIVERS
+from curricula.built_in_curricula import BUILT_IN as CURRICULA
+from curricula.built_in_curricula import OF_LIBRARIES
+from curricula.prompt_files.spec import PromptFiles, PromptSource
+from engines.rollout.protocols import DRIVERS
 from engines.sglang.spec import FleetSpec
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
-from rewards.built_in import BUILT_IN as REWARDS
-from rewards.built_in import SERVED
-from tasks.reference_needs import with_needs
+from rewards.built_in_rewards import BUILT_IN, SERVED_OPTIONS
+from rewards.built_in_rewards import BUILT_IN as REWARDS
+from rewards.references import reference_keys
+
+
+def with_needs(options: Mapping[str, Any], rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+    """Options of the curriculum `files` in which each source says what our rewards read of its
+    references: a row that lacks it is a bad row."""
+    given = options["sources"]
+    listed: list[Any] = given if isinstance(given, list) else [given]
+    sources: list[Any] = []
+    for written in listed:
+        source = PromptSource.model_validate(written)
+        judged = [r for r in rewards if not r.sources or source.name in r.sources]
+        keys = {k for r in judged if r.name in BUILT_IN for k in reference_keys(r.name, r.options)}
+        needs = sorted(keys.union(source.needs))
+        sources.append({**dict(written), "needs": needs} if needs else written)
+    return {**options, "sources": sources if isinstance(given, list) else sources[0]}
 
 
 class HookSpec(Config):
@@ -90,10 +106,10 @@ class RewardSpec(HookSpec):
     @model_validator(mode="after")
     def _asks_a_model(self) -> Self:
         """The options of ours that ask one are read here, so that each that is wrong is named."""
-        settings = SERVED.get(self.name)
+        settings = SERVED_OPTIONS.get(self.name)
         if settings is None and self.served is not None:
             raise ValueError(
-                f"served: only {' and '.join(SERVED)} ask a served model; leave it out"
+                f"served: only {' and '.join(SERVED_OPTIONS)} ask a served model; leave it out"
             )
         if settings is not None:
             if self.served is None:

@@ -2,26 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from curricula.own_process import ProcessEnvironment
-from curricula.registry import BUILT_IN as CURRICULA
-from curricula.registry import build as build_curriculum
-from engines.rollout.built_in_parts import DRIVERS
+from curricula.built_in_curricula import BUILT_IN as CURRICULA
+from curricula.built_in_curricula import build as build_curriculum
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.driver import build as build_driver
-from engines.types import Curriculum, Environment, Reward
+from engines.rollout.protocols import DRIVERS
+from engines.types import (
+    AssistantTurn,
+    Curriculum,
+    Environment,
+    Episode,
+    Problem,
+    ProtocolBreak,
+    Reward,
+    Step,
+    Transcript,
+    Verdict,
+)
 from infra.errors import InputError
-from infra.processes.part_process import PartProcess
-from rewards.own_process import ProcessReward
-from rewards.registry import QUICK
-from rewards.registry import build as build_reward
+from infra.processes.part_process import PartFailed, PartProcess, PartRaised
+from rewards.built_in_rewards import QUICK
+from rewards.built_in_rewards import build as build_reward
 from rewards.rubric import Rubric, Term
-from rewards.served.build import build_served
+from rewards.served import build_served
+from rewards.verdicts import NoVerdict
 from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
-from tasks.served.roles import RoleClients, role_name
+from tasks.served.served_roles import RoleClients, role_name
+
+BUILD_ENVIRONMENT = "curricula.built_in_curricula:build_environment"
+_BREAK = f"{ProtocolBreak.__module__}.{ProtocolBreak.__qualname__}"
+
+
+class ProcessEnvironment:
+    """Starts episodes in the environment of a user's curriculum, behind a `PartProcess`."""
+
+    def __init__(self, curriculum: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        """`timeout_s`: what the start of an episode may take, and each of its steps."""
+        name, given = f"environment of {curriculum!r}", (curriculum, dict(options))
+        self.process = PartProcess(name, BUILD_ENVIRONMENT, given, timeout_s)
+
+    async def start(self, problem: Problem) -> Episode:
+        """Raises PartFailed."""
+        number = await self.process.call("start", problem, about=problem.id, keeps=True)
+        return ProcessEpisode(self.process, number, problem.id)
+
+
+class ProcessEpisode:
+    """One rollout of it. It is lost with its process."""
+
+    def __init__(self, process: PartProcess, number: int, about: str) -> None:
+        self._process, self._number, self._about = process, number, about
+
+    async def step(self, turn: AssistantTurn) -> Step:
+        """Raises PartFailed, ProtocolBreak."""
+        try:
+            step = await self._process.call("step", turn, about=self._about, target=self._number)
+        except PartRaised as error:
+            if _BREAK in error.types:
+                raise ProtocolBreak(error.text) from None
+            raise
+        if not isinstance(step, Step):
+            raise PartFailed(f"answered {type(step).__name__}, not a Step")
+        return step
+
+    async def close(self) -> None:
+        await self._process.call("close", about=self._about, target=self._number)
+
+
+BUILD_REWARD = "rewards.built_in_rewards:build"
+
+
+class ProcessReward:
+    """Asks the reward behind a `PartProcess`; one call a rollout."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        self.process = PartProcess(
+            f"reward {name!r}", BUILD_REWARD, (name, dict(options)), timeout_s
+        )
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        """Raises PartFailed, and NoVerdict for what is none."""
+        try:
+            return await self.process.call("__call__", transcript, about=transcript.problem.id)
+        except PartRaised as error:
+            if error.types[0] == f"{NoVerdict.__module__}.{NoVerdict.__qualname__}":
+                raise NoVerdict(error.text) from None
+            raise
 
 
 @runtime_checkable

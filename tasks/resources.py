@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from engines.rollout.records.journals import RolloutJournal
     from engines.sglang.fleet import Fleet
     from engines.sglang.servers.server_units import TrainerDevices
-    from infra.store.stage_warning import StageWarning
+    from infra.store.manifest import StageWarning
     from tasks.live_domain import OpenDomain
-    from tasks.served.roles import RoleClients
+    from tasks.served.served_roles import RoleClients
+
 
 NOTE_SECONDS = 1.0
 """most work of a sweep that a kill repeats"""
@@ -68,8 +69,8 @@ async def lease_fleet(
 
 async def _connect(roles: RoleClients, context: StageContext, fleets: Mapping[str, Fleet]) -> None:
     """Raises InputError."""
-    from engines.chat.folder import chat_files
-    from engines.sglang.roles.address import MOST_ASKED, RoleAddress
+    from engines.chat.chat_folder import chat_files
+    from engines.sglang.roles.role_client import MOST_ASKED, RoleAddress
 
     addresses: dict[str, RoleAddress] = {}
     for name, fleet in fleets.items():

@@ -10,9 +10,12 @@ from pathlib import Path
 from engines.chat import Chat
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.records.journals import RolloutJournal
+from engines.rollout.roller import RollsGroups
+from engines.rollout.sample_only import KeptRollouts
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
-from infra.run_both import run_both
+from infra.processes.coroutines import run_both
+from tasks.admitted import only_admitted
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import (
     context_length,
@@ -22,8 +25,8 @@ from tasks.resources import (
     read_fitting_rows,
 )
 from tasks.rollout_workers.rollers import Rollers
-from tasks.served.roles import RoleClients
-from tasks.stage import StageContext
+from tasks.served.served_roles import RoleClients
+from tasks.stage import StageContext, require_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +62,30 @@ async def open_sampling(
     rollers = Rollers(stack, context, fleet, fleet_spec, domains, roles, seed)
     await read_fitting_rows(context, live, chat, context_length(fleet_spec, model))
     return SamplingParts(fleet, chat, live, rollers, keep_rollouts(stack, context))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSampling:
+    """What a stage works with that samples with its input model alone."""
+
+    chat: Chat
+    domains: list[LiveDomain]
+    """which draw admitted problems alone, where the stage was given some"""
+    roller: RollsGroups
+    kept: KeptRollouts
+
+
+async def open_model_sampling(
+    stack: AsyncExitStack,
+    context: StageContext,
+    fleet_spec: FleetSpec,
+    domains: Sequence[Domain | ScoredDomain],
+    seed: int,
+) -> ModelSampling:
+    """The parts for `inputs["model"]`; see `open_sampling`."""
+    require_inputs(context, ["model"])
+    model = context.inputs["model"]
+    parts = await open_sampling(stack, context, fleet_spec, domains, model, seed)
+    live = await only_admitted(context, parts.domains)
+    roller = await parts.rollers.of(model, parts.chat)
+    return ModelSampling(parts.chat, live, roller, await KeptRollouts.open(parts.journal, 0))

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from engines.megatron.ranks.roles import ROLES, Role
-from engines.megatron.spec import Parallel
+from engines.megatron.spec import ROLES, Parallel, Role
 from engines.weights.spec import WeightTransport
 from infra.config import Config
 from infra.errors import InputError
+from infra.store.manifest import StageWarning
 from infra.store.retention import NoteKind, Retention
-from infra.store.stage_warning import StageWarning
 from infra.user_files import UserFiles
 
 if TYPE_CHECKING:
@@ -30,15 +29,28 @@ if TYPE_CHECKING:
     from engines.sglang.spec import FleetSpec
     from engines.types import Split
     from tasks.domain import Domain, HookSpec, ScoredDomain
-    from tasks.message_files.spec import MessageFiles
-    from tasks.place import Place
+    from tasks.message_files.spec import RowFiles
+    from tasks.path_context import Place
     from tasks.policy import PolicySettings
 
 RANK = "engines.megatron.ranks.rank:TrainerRank"
 SERVERS = "engines.sglang.servers.server_units:ServerUnits"
 """what trains and what generates, in processes that outlive a stage"""
 ADMITTED = "admitted_problems"
-"""the input that an `admit` stage made: no domain can have this name, as it has an underscore"""
+"""the input that an `admit` or a `screen` made: no domain can have this name, as it has an
+underscore. Of a stage that draws some pools alone the name goes on with theirs"""
+_POOL = "_of_pool_"
+
+
+def admitted_role(pools: Sequence[str] = ()) -> str:
+    """Example: admitted_problems_of_pool_hard"""
+    return _POOL.join([ADMITTED, *pools])
+
+
+def admitted_pools(role: str) -> list[str] | None:
+    """The pools in such a name, none where all are meant; None for the name of another input."""
+    name, *pools = role.split(_POOL)
+    return pools if name == ADMITTED else None
 
 
 class StageSpec(Config):
@@ -65,7 +77,7 @@ class StageSpec(Config):
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:
-        """What its ranks train, by the names of `engines.megatron.ranks.roles`."""
+        """What its ranks train, by the names of `engines.megatron.spec`."""
         return ()
 
     @property
@@ -120,6 +132,11 @@ class StageSpec(Config):
         return 0
 
     @property
+    def kept_pools(self) -> Sequence[str]:
+        """Pools of the problems that it admits, where it asks a model how hard they are."""
+        return ()
+
+    @property
     def imported_folder(self) -> str | None:
         """The model folder that it imports."""
         return None
@@ -130,7 +147,7 @@ class StageSpec(Config):
         return None
 
     @property
-    def message_files(self) -> Sequence[MessageFiles]:
+    def message_files(self) -> Sequence[RowFiles]:
         """The user's own files that it trains on: its settings have them as `data`."""
         return ()
 

@@ -16,7 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from tests.parts.machine import BUCKET, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
@@ -33,13 +33,13 @@ if hypothesis.settings.get_current_profile_name() == "default":
 
 _STARTED_FIRST = (
     "tests/e2e/",
-    "tests/e2e/test_keyed_stack.py",
     "tests/integration/stages/",
     "tests/integration/sglang/test_fleet.py",
     "tests/integration/sglang/test_server_traces.py",
     "tests/integration/sglang/",
     "tests/integration/megatron/test_rank_leases.py",
     "tests/integration/megatron/",
+    "tests/e2e/test_keyed_stack.py",
     "tests/integration/infra/test_postgres.py",
     "tests/integration/infra/test_tracking",
     "tests/integration/infra/test_sandbox",
@@ -110,7 +110,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         httpx.put(f"{url}/{BUCKET}").raise_for_status()
         yield url
     finally:
-        server.terminate()
+        server.kill()
         server.wait(20)
         log.close()
 

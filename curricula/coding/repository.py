@@ -7,23 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from curricula.coding.functions import (
+from curricula.coding.python_functions import (
     NAMES,
+    SHORT_NAMES,
     Function,
     missing_branch,
     off_by_one,
     passed_on,
-    subtraction,
-    swapped_arguments,
-    wrong_key,
-    wrong_operator,
-)
-from curricula.coding.short_functions import (
-    SHORT_NAMES,
     short_branch,
     short_key,
     short_off_by_one,
     short_operator,
+    subtraction,
+    swapped_arguments,
+    wrong_key,
+    wrong_operator,
 )
 
 Drawn = Callable[[str, random.Random], Function]

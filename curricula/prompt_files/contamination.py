@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from infra.unicode_form import normal_form
+from infra.shown_text import normal_form
 
 _SPACELESS = (
     "\u0e00-\u0eff"  # Thai, Lao

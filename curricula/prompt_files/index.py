@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from curricula.prompt_files.build import Builder, Counts
+from curricula.prompt_files.index_builder import Builder, Counts
 from curricula.prompt_files.spec import PromptFiles
 from engines.types import Split
 from infra.code.digest import digest_of

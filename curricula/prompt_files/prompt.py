@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from curricula.prompt_files.reference import Reference, exact, read_reference
+from curricula.prompt_files.prompt_reference import Reference, exact, read_reference
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import TALKS, read_asked, read_system, with_system
 from curricula.rows.conversation import fault_of_calls, fault_of_media
@@ -18,8 +18,8 @@ from curricula.rows.messages import Reading, Turn
 from curricula.rows.nearest import PROMPTS_READ, nearest_prompt
 from curricula.rows.texts import shallow, text_of
 from engines.types import Json, Message, Tool
-from infra.data_files.bad_row import BadRow, Reason
-from infra.numbers import value_text
+from infra.data_files.tally import BadRow, Reason
+from infra.json_text import value_text
 
 PROMPTS = (
     "prompt", "question", "problem", *TALKS, "instruction", "query", "input", "inputs",

@@ -10,7 +10,7 @@ from curricula.rows.meaning import Meaning, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import kind_of, text_of
 from engines.types import Message
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 
 SYSTEM = ("system", "system_prompt", "system_message")
 TALKS = ("messages", "conversations", "conversation")
@@ -22,7 +22,7 @@ _ANSWERS = {
     "prompt": ("completion", "response", "output", "answer"),
     "question": ("answer", "response", "output", "solution", "completion"),
     "problem": ("solution", "answer", "response", "output"),
-    "query": ("response", "answer", "output"),
+    "query": ("response", "answer", "output", "answers"),
     "input": ("output", "response", "target", "completion"),
     "inputs": ("targets", "outputs"),
 }
@@ -78,7 +78,8 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
         asked = [*before, Turn(Message("user", text))]
         return Asked(asked, f"{name} + {beside}" if beside else name)
     if not isinstance(value, str | list | dict):
-        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages and no text")
+        fault = "is empty" if value is None else "is no list of messages and no text"
+        raise BadRow(Reason.COLUMNS, f"{name}: {fault}")
     return Asked([*before, *read_turns(cast("Any", value), name, reading)], name)
 
 

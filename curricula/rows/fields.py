@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from curricula.rows.texts import parsed_object, text_of
-from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.rows import RowWithFaults
+from infra.data_files.tally import BadRow, Reason
 from infra.json_text import json_fault
 
 _NOT_A_NUMBER = json_fault(float("nan"))
@@ -65,10 +65,6 @@ class Fields:
         """Whether something that can be read stands there."""
         return name in self._readable
 
-    def says(self, name: str) -> bool:
-        """Whether something stands there, be it JSON or not, as images in Parquet are not."""
-        return name in self._said
-
     def among(self, names: Sequence[str]) -> list[str]:
         """The names under which something stands that can be read."""
         if self._readable.isdisjoint(names):  # as nearly always; a list of none costs more
@@ -89,13 +85,13 @@ class Fields:
         there = self.among(names) or [name for name in names if name in self._faults]
         return there[0] if there else ""
 
-    def refuse(self, names: Iterable[str], where: str, reason: Reason) -> None:
+    def refuse(self, names: Iterable[str], where: str, reason: Reason, advice: str = "") -> None:
         """Raises BadRow if something stands under one of the names that was not read."""
         if self._said.isdisjoint(names):
             return
         if name := next((n for n in names if n not in self._read and n in self._said), ""):
             at = f"{where}: " if where else ""
-            raise BadRow(reason, f"{at}has `{name}`, which is not read")
+            raise BadRow(reason, f"{at}has `{name}`, which is not read{advice}")
 
     def same(self, names: Iterable[str]) -> Any:
         """What stands under those of the names that are there; None where none is. Raises BadRow
@@ -110,8 +106,9 @@ class Fields:
         return found.get(first)
 
     def column(self, name: str) -> Any:
-        """The column of a name as a person writes it: `a.b` is inside an object, and `a+b` are the
-        texts of two. Raises BadRow where the row has none of this name."""
+        """The column of a name as a person writes it: `a.b` is inside an object, `a.0` the first
+        of a list, and `a+b` are the texts of two. Raises BadRow where the row has none of this
+        name."""
         if self.holds(name):
             return self.get(name)
         if "+" in name:
@@ -148,6 +145,12 @@ def lacking(name: str, names: Iterable[str], more: str = "") -> BadRow:
 def _inside(value: Any, path: list[str], where: str) -> Any:
     for step in path:
         value = parsed_object(value)
+        if isinstance(value, list) and step.isdecimal():
+            items = cast("list[Any]", value)
+            if int(step) >= len(items):
+                raise BadRow(Reason.COLUMNS, f"{where}: has {len(items)} items; the first is 0")
+            value, where = items[int(step)], f"{where}.{step}"
+            continue
         if not isinstance(value, dict) or step not in value:
             has = ", ".join(cast("dict[str, Any]", value)) if isinstance(value, dict) else "none"
             raise BadRow(Reason.COLUMNS, f"{where}: has no field {step}; it has {has[:200]}")

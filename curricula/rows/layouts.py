@@ -22,7 +22,7 @@ from curricula.rows.asked import (
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
-from curricula.rows.meaning import LEARNED, SEEN, Meaning, carries, refuse_meaning
+from curricula.rows.meaning import LEARNED, SEEN, Meaning, carries, refuse_cut, refuse_meaning
 from curricula.rows.messages import (
     Reading,
     Turn,
@@ -31,11 +31,16 @@ from curricula.rows.messages import (
     read_turns,
 )
 from curricula.rows.nearest import answer_beside, nearest_layout
-from curricula.rows.texts import shallow, text_of
-from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
-from curricula.rows.tools import tools_of
+from curricula.rows.texts import are_tokens, is_blank, shallow, text_of
+from curricula.rows.thoughts import (
+    THOUGHTS,
+    read_switches,
+    refuse_other_thoughts,
+    require_as_switched,
+)
+from curricula.rows.tools import are_calls, calls_of, tools_of
 from engines.types import Message, Tool
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 
 _VERDICTS = (
     "true", "false", "0", "1", "-1", "good", "bad", "yes", "no", "right", "wrong", "correct",
@@ -55,6 +60,7 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
         turns = with_system(turns, read_system(given, columns.system))
         weight = _weight(given, columns)
         _refuse_labels(given)
+        refuse_cut(given, "", Reason.COLUMNS)
         is_auto = not (columns.messages or columns.prompt)
         refuse_unread(given, turns, is_auto=is_auto, has_system=bool(columns.system))
         refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
@@ -111,6 +117,7 @@ def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn],
     if not row.is_read:
         if not columns.messages:
             _check_same(row, talk, turns, reading)
+        require_as_switched(read_switches(row), [turn.message for turn in turns])
         row.refuse(THOUGHTS, "", Reason.COLUMNS)
         if not columns.messages:
             refuse_other_thoughts(row, "", Reason.COLUMNS, "name columns.messages")
@@ -140,14 +147,19 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
     asked = read_asked(row, name, reading, auto=not columns.prompt)
     value: Any = row.column(said)
     start = [turn._replace(is_untrained=turn.message.role == "assistant") for turn in asked.turns]
-    if not is_text(value) and isinstance(value, str | list | dict):
+    switches = read_switches(row)
+    if are_calls(value, reading.tools):
+        calls = tuple(each.call for each in calls_of(value, said, reading.unread))
+        turns = [Turn(Message("assistant", "", _thought(row, switches), calls))]
+    elif not is_text(value) and isinstance(value, str | list | dict):
         turns = read_turns(cast("Any", value), said, reading)
         turns = what_follows(start, turns, said)
         row.refuse(THOUGHTS, "", Reason.COLUMNS)
     else:
-        turns = [Turn(Message("assistant", read_said(value, said), _thought(row)))]
-        if not turns[0].message.content.strip():
+        turns = [Turn(Message("assistant", read_said(value, said), _thought(row, switches)))]
+        if is_blank(turns[0].message.content):
             raise BadRow(Reason.MESSAGES, f"{said}: is empty; the assistant says nothing")
+    require_as_switched(switches, [turn.message for turn in turns])
     if not columns.completion:
         out = "name columns.prompt and columns.completion"
         refuse_other_thoughts(row, "", Reason.COLUMNS, out)
@@ -156,9 +168,17 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
 
 
 def _refuse_labels(row: Fields) -> None:
-    """Raises BadRow for a row that says whether its answer is a good one (KTO)."""
+    """Raises BadRow for a row that says whether its answer is a good one (KTO), or which of its
+    tokens are not to be learned (transformers)."""
     for name in sorted(row.left):
-        value = str(row.values.get(name)).strip().lower().removesuffix(".0")
+        given: Any = row.values.get(name)
+        if are_tokens(given) and -100 in given:
+            raise BadRow(
+                Reason.COLUMNS,
+                f"has `{name}`, ids of tokens of which those with -100 are not to be learned, and"
+                " which are not read; leave the column out, and mark messages with `weight: 0`",
+            )
+        value = str(given).strip().lower().removesuffix(".0")
         if carries(name, Meaning.VERDICT) and value in _VERDICTS:
             raise BadRow(
                 Reason.COLUMNS,
@@ -167,11 +187,9 @@ def _refuse_labels(row: Fields) -> None:
             )
 
 
-def _thought(row: Fields) -> str | None:
+def _thought(row: Fields, switches: Mapping[str, bool]) -> str | None:
     """Reads the assistant's thought before an answer that is a text."""
-    value: Any = row.same(THOUGHTS)
-    if isinstance(value, bool) or value in ("on", "off"):
-        raise BadRow(Reason.COLUMNS, "has a column that turns thinking on or off; it is not read")
+    value: Any = row.same([name for name in THOUGHTS if name not in switches])
     return text_of(value, "the thought") or None
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from curricula.rows.fields import Fields
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 
 
 class _Names(NamedTuple):
@@ -42,7 +42,8 @@ class Meaning(Enum):
         " supervise supervised skip exclude excluded frozen backprop",
         "no not is do dont on off use should with without turn token step row sample example for"
         " completion response answer assistant reply prompt input output message history detail"
-        " scale factor value per user importance class the this from",
+        " scale factor value per user importance class the this from role to last first only all"
+        " multiplier coefficient coef ratio",
         "a turn is only read where `weight` or `train` of its message is 0, and a row counts by its"
         " column `weight`",
     )
@@ -86,6 +87,11 @@ class Meaning(Enum):
         "is was tag answer response completion output reply",
         "keep the good ones, and leave the column out",
     )
+    CUT = _names(
+        "finish finished stop stopped truncated incomplete",
+        "reason is was by type status output answer response completion reply generation",
+        "a model would learn to end there; leave such rows out",
+    )
 
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -128,6 +134,25 @@ def refuse_meaning(
                 at = f"{where}: " if where else ""
                 more = advice or meaning.value.advice
                 raise BadRow(reason, f"{at}has `{name}`, which is not read; {more}")
+
+
+_CUT_REASONS = ("length", "max_length", "max_tokens", "max_output_tokens", "content_filter")
+"""with which servers say that an answer is not whole"""
+
+
+def refuse_cut(row: Fields, where: str, reason: Reason) -> None:
+    """Raises BadRow for an answer of which an unread field says that it was cut off."""
+    for name in sorted(row.left):
+        if not carries(name, Meaning.CUT):
+            continue
+        value = str(row.values.get(name)).strip().lower()
+        is_flag = not {"truncated", "incomplete"}.isdisjoint(words_of(name))
+        if value in _CUT_REASONS or (is_flag and value in ("true", "1", "1.0", "yes")):
+            at = f"{where}: " if where else ""
+            raise BadRow(
+                reason,
+                f"{at}has `{name}` {value}, so its answer was cut off; {Meaning.CUT.value.advice}",
+            )
 
 
 def _says(value: Any, name: str, meaning: Meaning) -> bool:

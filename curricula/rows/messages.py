@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from curricula.rows.columns import Layout
 from curricula.rows.fields import Fields, is_empty
-from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_meaning
+from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_cut, refuse_meaning
 from curricula.rows.nulls import without_filled_nulls
-from curricula.rows.texts import kind_of, parsed, text_of
+from curricula.rows.texts import are_tokens, is_blank, kind_of, parsed, text_of
 from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
 from curricula.rows.tools import Call, calls_of
 from engines.types import Message, Tool
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 from infra.json_text import json_fault
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -51,9 +51,10 @@ _MARKS = (
 """what says whether a message of the assistant is learned: 1 or true, 0 or false"""
 _OF_ANY_ROLE = ("train", "training", "trainable")
 """marks that other frameworks obey in every role"""
-_REFUSED = ("function_call", "function_calls", "refusal", "tool_results")
-"""what a model would say or see, in a form that nothing here reads"""
+_CALLED = ("function_call", "function_calls", "tool_results")
+"""calls and results in forms that nothing here reads"""
 _MEANT = (*SEEN, *LEARNED, Meaning.CONTEXT)
+TOKENS = "holds ids of tokens, which are not read; give the text that they were made of"
 _CHANNELS = {"channel": ("final",), "recipient": ("all", "user", "assistant")}
 """fields that say to whom a message speaks, and values with which it is an answer"""
 
@@ -113,10 +114,16 @@ def _objects(value: Any, name: str, tools: Sequence[Tool]) -> list[dict[str, Any
     if isinstance(value, dict):
         value = _transposed(cast("dict[str, Any]", value))
     if not isinstance(value, list) or not value:
-        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages")
+        pandas = "; it holds a value for each row: write the table with `to_json(orient='records')`"
+        more = pandas if _is_by_row(value) else ""
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages{more}")
+    if are_tokens(value):
+        raise BadRow(Reason.COLUMNS, f"{name}: {TOKENS}")
     for at, message in enumerate(cast("list[Any]", value)):
         if not isinstance(message, dict):
-            raise BadRow(Reason.MESSAGES, f"{name}[{at}]: is no object")
+            more = f"; one text of a list is named `{name}.{at}`" if type(message) is str else ""
+            said = f"{name}[{at}]: is no object but {kind_of(message)}{more}"
+            raise BadRow(Reason.MESSAGES, said)
     return cast("list[dict[str, Any]]", value)
 
 
@@ -141,9 +148,22 @@ def is_text(value: Any) -> TypeGuard[str]:
 def _transposed(value: dict[str, Any]) -> Any:
     """`datasets` writes a sequence of objects as an object of lists."""
     columns = {n: cast("list[Any]", v) for n, v in value.items() if isinstance(v, list)}
-    if len({len(each) for each in columns.values()}) != 1 or len(columns) < len(value):
+    if (
+        _is_by_row(value)
+        or len({len(each) for each in columns.values()}) != 1
+        or len(columns) < len(value)
+    ):
         return value
     return [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+
+
+def _is_by_row(value: Any) -> bool:
+    """Whether its keys are the numbers of rows, as pandas writes a column."""
+    return (
+        bool(value)
+        and isinstance(value, dict)
+        and all(map(str.isdecimal, cast("dict[str, Any]", value)))
+    )
 
 
 def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
@@ -156,7 +176,7 @@ def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
     if type(who) is not str or type(text) is not str or who in _CALLS:
         return None
     role = (_SHAREGPT if is_sharegpt else _OPENAI).get(who)
-    if role is None or not text or text.isspace() or json_fault(text):
+    if role is None or is_blank(text) or json_fault(text):
         return None
     return Turn(Message(role, text))
 
@@ -164,8 +184,13 @@ def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
 def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> Turn:
     """A message as its row says it. Raises BadRow."""
     said_by = _said_by(message, is_sharegpt)
+    if said_by is None and not (message.holds("role") or message.holds("from")):
+        has = ", ".join(message.names)
+        raise BadRow(Reason.MESSAGES, f"{where}: has no `role`; it has {has}")
     role = _role(said_by, _SHAREGPT if is_sharegpt else _OPENAI, where)
-    message.refuse(_REFUSED, where, Reason.MESSAGES)
+    _refuse_other_role(message, role, "role" if is_sharegpt else "from", where)
+    message.refuse(_CALLED, where, Reason.MESSAGES, "; calls are read from `tool_calls`")
+    message.refuse(["refusal"], where, Reason.MESSAGES)
     key = "value" if is_sharegpt else "content"
     text, calls, thought = "", (), None
     if is_sharegpt and _plain(said_by) in _CALLS:
@@ -181,7 +206,7 @@ def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> T
             raise BadRow(Reason.MESSAGES, f"{where}: has tool calls, but the role is {role}")
         calls = (*calls, *calls_of(more, where, reading.unread))
     thought = _thought(message, role, where) or thought
-    _check_says_something(message, where, key, role, bool(text.strip()), bool(calls or thought))
+    _check_says_something(message, where, key, role, not is_blank(text), bool(calls or thought))
     is_untrained = _is_untrained(message, role, where)
     answers, name = "", ""
     if role == "tool":
@@ -192,6 +217,8 @@ def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> T
         refuse_other_thoughts(message, where, Reason.MESSAGES, "leave it out")
     if message.left:
         refuse_meaning(message, _MEANT, where, Reason.MESSAGES)
+        if role == "assistant" and not is_untrained:
+            refuse_cut(message, where, Reason.MESSAGES)
     message.close()
     made = Message(role, text, thought, tuple(each.call for each in calls))
     return Turn(made, is_untrained, calls, answers, name)
@@ -219,14 +246,28 @@ def _said_by(message: Fields, is_sharegpt: bool) -> Any:
     return said_by
 
 
+def _refuse_other_role(message: Fields, role: Role, other: str, where: str) -> None:
+    """Raises BadRow for a message that two of its fields give to two speakers."""
+    said_by = _plain(message.values[other]) if message.has(other) else ""
+    found = _SHAREGPT.get(said_by) or _OPENAI.get(said_by)
+    if found not in (None, role):
+        raise BadRow(
+            Reason.MESSAGES, f"{where}: its `{other}` is {said_by}, but it is of role {role}"
+        )
+
+
 def _plain(said_by: Any) -> str:
     return str(said_by).strip().lower()
 
 
 def _role(value: Any, roles: Mapping[str, Role], where: str) -> Role:
     if not isinstance(value, str) or _plain(value) not in roles:
-        allowed = ", ".join(roles)
-        raise BadRow(Reason.MESSAGES, f"{where}: the role is {value!r:.40}; allowed: {allowed}")
+        allowed, more = ", ".join(roles), ""
+        if any(word in _plain(value) for word in ("tool", "function")):
+            more = "; calls are read from `tool_calls` of the assistant, results from role tool"
+        raise BadRow(
+            Reason.MESSAGES, f"{where}: the role is {value!r:.40}; allowed: {allowed}{more}"
+        )
     return roles[_plain(value)]
 
 
@@ -244,7 +285,7 @@ def _thought_in_parts(content: Any, role: Role, where: str) -> tuple[Any, str | 
 def _thought(message: Fields, role: Role, where: str) -> str | None:
     there = message.among(THOUGHTS)
     given = [(name, text_of(message.get(name), f"{where}.{name}")) for name in there]
-    given = [(name, text) for name, text in given if text.strip()]
+    given = [(name, text) for name, text in given if not is_blank(text)]
     if not given:
         return None
     if role != "assistant":

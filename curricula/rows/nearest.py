@@ -7,12 +7,16 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from curricula.rows.asked import ANSWERS, ASKED, TALKS
+from curricula.rows.meaning import words_of
+from curricula.rows.texts import are_tokens
 
 PROMPTS_READ = (
     "prompt, question, problem, query, instruction (+ input or context), input, or messages"
     " (OpenAI, ShareGPT, verl), with the reference in reference, answer, ground_truth, target,"
     " label (slime), expected_answer, final_answer or reward_model.ground_truth (verl)"
 )
+
+_OF_TOKENS = {"id", "ids", "token", "label"}
 
 
 def nearest_layout(values: Mapping[str, Any]) -> str:
@@ -23,7 +27,7 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
             "; it is a preference pair, which `preview --kind pairs` shows and no stage trains on:"
             " name the column of its good answer in columns.completion"
         )
-    if said := _rows_inside(values):
+    if said := _no_row(values):
         return said
     for name, value in values.items():
         if _is_talk(value):
@@ -31,7 +35,9 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
     asked = next((name for name in ASKED if name in names), "")
     said = next((name for name in ANSWERS if name in names), "")
     if asked and not said:
-        return f"; the nearest is {asked} -> answer: name the answer in columns.completion"
+        likely = _likely_answer(values)
+        more = f", e.g. `columns.completion: {likely}`" if likely else ""
+        return f"; the nearest is {asked} -> answer: name the answer in columns.completion{more}"
     if said and not asked:
         return f"; the nearest is question -> {said}: name the question in columns.prompt"
     if "text" in names:
@@ -59,7 +65,7 @@ def answer_beside(talk: str, unread: Collection[str]) -> str:
 
 def nearest_prompt(values: Mapping[str, Any]) -> str:
     """Says what to do with a row that asks nothing, in the same way."""
-    if said := _rows_inside(values):
+    if said := _no_row(values):
         return said
     for name, value in values.items():
         if _is_talk(value):
@@ -70,10 +76,32 @@ def nearest_prompt(values: Mapping[str, Any]) -> str:
     return "; name the column in columns.prompt, or two as `a+b`"
 
 
-def _rows_inside(values: Mapping[str, Any]) -> str:
-    """Says that this is no row but holds rows, as `{"data": [...]}` does."""
+def _likely_answer(values: Mapping[str, Any]) -> str:
+    """The column with the longest text of those whose name has a word for an answer."""
+    names = [
+        name
+        for name, value in values.items()
+        if isinstance(value, str) and not {*words_of(name)}.isdisjoint(ANSWERS)
+    ]
+    return max(names, key=lambda name: len(values[name]), default="")
+
+
+def _no_row(values: Mapping[str, Any]) -> str:
+    """Says that this is no row but a message, ids of tokens, or many rows, as `{"data": [...]}`
+    is."""
+    if values.keys() & {"role", "from"} and values.keys() & {"content", "value"}:
+        return (
+            "; it is one message, and a row is a whole conversation: write its messages as a list"
+            " in `messages`"
+        )
+    ids = [n for n, v in values.items() if are_tokens(v) and {*words_of(n)} & _OF_TOKENS]
+    if tokens := next(iter(ids), ""):
+        return (
+            f"; `{tokens}` holds ids of tokens, which are not read: give the texts or messages"
+            " that they were made of"
+        )
     held = [name for name, value in values.items() if _is_rows(value)]
-    if not held or len(held) < len(values):
+    if not held or any(isinstance(values[name], str) and name in ASKED for name in values):
         return ""
     names = " and ".join(f"`{name}`" for name in held)
     return f"; it is no row, but holds rows in {names}: write each such list into a file of its own"

@@ -1,30 +1,35 @@
-"""A row as a preference pair: one start, and two ways to go on, of which one is better.
+"""A row as answers to one prompt of which some are better: a pair, a ranked list, or one answer
+with a verdict.
 
 TRL        {"prompt": ..., "chosen": ..., "rejected": ...}, texts or messages; without a
            prompt both are whole conversations
+           {"prompt": ..., "completion": ..., "label": true}
 OpenAI     {"input": {"messages": [...]}, "preferred_output": [...],
            "non_preferred_output": [...]}
 Anthropic  {"chosen": "\\n\\nHuman: ...\\n\\nAssistant: ...", "rejected": ...}
+lists      {"prompt": ..., "responses": ["a", "b", "c"], "scores": [1, 9, 4]}, or `ranks`, 1 being
+           the best; or objects, each with its text and its score or rank (UltraFeedback, Nectar)
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from curricula.rows.asked import TALKS, read_asked, read_system, what_follows, with_system
-from curricula.rows.columns import Layout
+from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
-from curricula.rows.layouts import read_tools, refuse_unread
+from curricula.rows.layouts import read_row, read_tools, refuse_unread
 from curricula.rows.meaning import LEARNED, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
-from curricula.rows.texts import shallow, text_of
+from curricula.rows.texts import is_blank, parsed, shallow, text_of
 from engines.types import Message, Tool
 from infra.config import Config
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 
@@ -33,81 +38,236 @@ class PairColumns(Config):
     """Names of the columns. A row that lacks a column named here is a bad row."""
 
     prompt: str = ""
-    """what both begin with; empty: `prompt`, where a row has it"""
+    """what all answers follow; empty: `prompt`, where a row has it"""
     chosen: str = "chosen"
     rejected: str = "rejected"
+    margin: str = ""
+    """by how much the chosen answer is the better one; empty: `margin`, or the difference of
+    `score_chosen` and `score_rejected`, where a row has them, or 0"""
+    answers: str = ""
+    """a list of answers; empty: `responses`, `completions` or `answers`, where a row has no chosen
+    one"""
+    scores: str = ""
+    """numbers of the list's answers, the largest for the best; empty: `scores` or `ratings`"""
+    ranks: str = ""
+    """in place of scores: 1 for the best, 2 for the next; empty: `ranks`"""
+    completion: str = ""
+    """an answer with a verdict; empty: as rows that are imitated call it"""
+    label: str = ""
+    """the verdict, true for a good answer; empty: `label`, where a row has no chosen answer"""
     tools: str = ""
     """empty: `tools`, where a row has it"""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two conversations that begin alike; only what comes after is compared."""
+class Judged:
+    """Conversations that begin alike; only what comes after is compared."""
 
-    chosen: Conversation
-    rejected: Conversation
+    answers: tuple[Conversation, ...]
+    pairs: tuple[tuple[int, int, float], ...]
+    """places of a better and of a worse answer, and by how much it is better"""
+    is_good: bool | None = None
+    """what was said of one answer alone"""
 
     @property
     def layout(self) -> str:
-        return self.chosen.layout
+        return self.answers[0].layout
 
     @property
     def unread(self) -> frozenset[str]:
-        return self.chosen.unread
+        return self.answers[0].unread
+
+    @property
+    def names(self) -> list[str]:
+        """What to call each answer before a person."""
+        if self.is_good is not None:
+            return ["good" if self.is_good else "bad"]
+        if len(self.answers) == 2:
+            return ["chosen", "rejected"]
+        return [f"answer {at + 1}" for at in range(len(self.answers))]
 
 
 @shallow
-def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Pair:
+def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Judged:
     """Raises BadRow."""
     unread: set[str] = set()
     given = Fields(row, unread)
-    if given.has("preferred_output"):
-        inner = _openai_input(given, unread)
-        reading = Reading(layout, read_tools(inner, columns.tools), unread)
+    is_pair = any(map(given.holds, ("preferred_output", columns.chosen)))
+    if not is_pair and (columns.label or given.has("label")):
+        return _with_label(row, columns, layout)
+    inner = _openai_input(given, unread) if given.has("preferred_output") else given
+    reading = Reading(layout, read_tools(inner, columns.tools), unread)
+    if inner is not given:
         start = read_turns(inner.get("messages"), "input.messages", reading)
-        names, looks_like = ("preferred_output", "non_preferred_output"), "OpenAI's pairs"
+        sides, looks_like = ("preferred_output", "non_preferred_output"), "OpenAI's pairs"
     else:
-        names, inner = (columns.chosen, columns.rejected), given
-        _require_sides(given, names)
-        reading = Reading(layout, read_tools(inner, columns.tools), unread)
+        sides = (columns.chosen, columns.rejected)
+        looks_like = " + ".join(sides)
         start = _start(given, columns, reading)
-        looks_like = " + ".join([*(["prompt"] if start else []), *names])
+    listed = "" if is_pair else columns.answers or given.first(_LISTS)
+    if listed:
+        said, pairs = _ranked(given, listed, columns, unread)
+        looks_like = f"{listed}, ranked"
+    else:
+        _require_sides(given, sides)
+        said = {name: given.column(name) for name in sides}
+        pairs = ((0, 1, _margin(given, columns)),)
+    if start and inner is given:
+        looks_like = f"prompt + {looks_like}"
     system = read_system(inner, "")
-    first, second = (_messages(given.column(name), name, reading, start, system) for name in names)
+    told = [_messages(value, name, reading, start, system) for name, value in said.items()]
     refuse_unread(given, start, is_auto=not columns.prompt, has_system=False)
     refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
     for each in {given, inner}:
         each.close()
-    shared = _num_shared(first, second)
-    _check(names, first, second, shared, reading.tools)
-    only_read = frozenset(at for at in range(shared) if first[at].role == "assistant")
+    shared = min(_num_shared(told[0], other) for other in told[1:])
+    _check([*said], told, shared, reading.tools)
+    only_read = frozenset(at for at in range(shared) if told[0][at].role == "assistant")
     made = (
         Conversation(
             messages, tuple(reading.tools), untrained=only_read, layout=looks_like,
             unread=frozenset(unread),
         )
-        for messages in (first, second)
+        for messages in told
     )  # fmt: skip
-    return Pair(*made)
+    return Judged(tuple(made), pairs)
+
+
+_LISTS = ("responses", "completions", "answers")
+_TEXTS = ("response", "answer", "completion", "output", "text")
+_SCORES = ("score", "overall_score", "rating")
+
+
+def _ranked(
+    row: Fields, name: str, columns: PairColumns, unread: set[str]
+) -> tuple[dict[str, Any], tuple[tuple[int, int, float], ...]]:
+    """By name the answers of a list, and all pairs of one that is better than another; equal ones
+    make none. Raises BadRow."""
+    value = _listed(row, name)
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    if len(items) < 2:
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of two answers or more")
+    path = f"{name}[]."
+    objects = [
+        Fields(cast("dict[str, Any]", item), unread, path)
+        for item in items
+        if isinstance(item, Mapping)
+    ]
+    inside = "" if len(objects) < len(items) else objects[0].first(_TEXTS)
+    scores, ranks = _values(row, columns.scores, ("scores", "ratings")), None
+    if scores is None:
+        ranks = _values(row, columns.ranks, ("ranks",))
+    if inside:
+        items = [each.column(inside) for each in objects]
+        if scores is None and ranks is None:
+            key = objects[0].first((*_SCORES, "rank"))
+            found = [each.column(key) for each in objects] if key else None
+            scores, ranks = (None, found) if key == "rank" else (found, None)
+        for each in objects:
+            each.close()
+    values = scores if scores is not None else ranks
+    if values is None:
+        raise BadRow(
+            Reason.COLUMNS,
+            f"{name}: nothing says which answer is better; name columns.scores or columns.ranks",
+        )
+    if len(values) != len(items):
+        raise BadRow(Reason.COLUMNS, f"{name}: {len(items)} answers have {len(values)} numbers")
+    worth = [_number(v, f"the number of {name}[{at}]") for at, v in enumerate(values)]
+    if scores is None:
+        worth = [-rank for rank in worth]
+    margins = scores is not None
+    pairs = tuple(
+        (i, j, a - b if margins else 0.0)
+        for i, a in enumerate(worth)
+        for j, b in enumerate(worth)
+        if a > b
+    )
+    if not pairs:
+        raise BadRow(Reason.COLUMNS, f"{name}: no answer is better than another")
+    return {f"{name}[{at}]": item for at, item in enumerate(items)}, pairs
+
+
+def _values(row: Fields, name: str, usual: Sequence[str]) -> list[Any] | None:
+    """The list of a column; None where nobody named one and the row has none of the usual ones."""
+    name = name or row.first(usual)
+    if not name:
+        return None
+    value = _listed(row, name)
+    if not isinstance(value, list):
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of numbers")
+    return cast("list[Any]", value)
+
+
+def _listed(row: Fields, name: str) -> Any:
+    """A column that a table may hold as JSON text."""
+    value = row.column(name)
+    return parsed(value, name, Reason.COLUMNS) if isinstance(value, str) else value
+
+
+def _margin(row: Fields, columns: PairColumns) -> float:
+    """Raises BadRow where it says that the rejected answer is the better one."""
+    name = columns.margin or row.first(("margin",))
+    if name:
+        margin = _number(row.column(name), name)
+    elif row.has("score_chosen") and row.has("score_rejected"):
+        name = "score_chosen"
+        better, worse = (_number(row.get(f"score_{side}"), name) for side in ("chosen", "rejected"))
+        margin = better - worse
+    else:
+        return 0.0
+    if margin < 0:
+        raise BadRow(Reason.COLUMNS, f"{name}: says that the rejected answer is the better one")
+    return margin
+
+
+def _number(value: Any, name: str) -> float:
+    """A number, also as a cell of CSV has it. Raises BadRow."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise BadRow(Reason.COLUMNS, f"{name}: {value!r:.40} is no number")
+    return found
+
+
+def _with_label(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Judged:
+    """One answer, and whether it is a good one. Raises BadRow."""
+    name = columns.label or "label"
+    given = Fields(row, set())
+    said = str(given.column(name)).strip().lower().removesuffix(".0")
+    if said not in ("true", "1", "false", "0"):
+        raise BadRow(
+            Reason.COLUMNS, f"{name}: {said!r:.40} is no verdict; write true for a good answer"
+        )
+    rest = {key: value for key, value in row.items() if key != name}
+    named = Columns(prompt=columns.prompt, completion=columns.completion, tools=columns.tools)
+    read = read_row(rest, named, layout)
+    asked = max(at for at, message in enumerate(read.messages) if message.role == "user")
+    before = {at for at in range(asked) if read.messages[at].role == "assistant"}
+    answer = replace(read, untrained=read.untrained | before, layout=f"{read.layout} + {name}")
+    return Judged((answer,), (), said in ("true", "1"))
 
 
 def _check(
-    names: tuple[str, str],
-    first: tuple[Message, ...],
-    second: tuple[Message, ...],
+    names: Sequence[str],
+    told: Sequence[tuple[Message, ...]],
     shared: int,
     tools: Sequence[Tool],
 ) -> None:
     """Raises BadRow for what cannot be compared."""
-    for name, messages in zip(names, (first, second), strict=True):
+    for at, (name, messages) in enumerate(zip(names, told, strict=True)):
         if fault := fault_of(messages, tools):
             raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
-        if first == second:
-            raise BadRow(Reason.MESSAGES, f"{names[0]} and {names[1]} are equal")
+        for other in range(at):
+            if told[other] == messages:
+                raise BadRow(Reason.MESSAGES, f"{names[other]} and {name} are equal")
+    for name, messages in zip(names, told, strict=True):
         if len(messages) == shared:
             raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")
-    if not any(message.role == "user" for message in first[:shared]):
-        raise BadRow(Reason.MESSAGES, "chosen and rejected do not begin with the same messages")
+    if not any(message.role == "user" for message in told[0][:shared]):
+        raise BadRow(Reason.MESSAGES, f"{' and '.join(names)} do not begin with the same messages")
 
 
 def _require_sides(row: Fields, names: tuple[str, str]) -> None:
@@ -146,7 +306,7 @@ def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) ->
         return what_follows(start, read_turns(value, name, reading), name)
     text = text_of(value, name)
     if start:
-        if not text.strip():
+        if is_blank(text):
             raise BadRow(Reason.MESSAGES, f"{name}: is empty")
         return [Turn(Message("assistant", text))]
     parts = _TURN.split(text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 from infra.json_text import parse_json
 
 P = ParamSpec("P")
@@ -15,6 +15,8 @@ T = TypeVar("T")
 _TEXTS = ("text", "input_text", "output_text")
 """types of parts that are text"""
 _DEEPEST = 100
+_INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+"""characters of no width"""
 _KINDS: Mapping[type, str] = {
     dict: "an object", list: "a list", str: "a text", bool: "a truth value",
     int: "a number", float: "a number", type(None): "null",
@@ -39,6 +41,19 @@ def kind_of(value: Any) -> str:
     return _KINDS.get(type(value), f"a value of type {type(value).__name__}")
 
 
+def is_blank(text: str) -> bool:
+    """Whether a reader sees nothing of it."""
+    if text.isascii():
+        return not text or text.isspace()
+    return all(c in _INVISIBLE or c.isspace() for c in text)
+
+
+def are_tokens(value: Any) -> bool:
+    """Whether it is a list of whole numbers, as ids of tokens are."""
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(items) and all(type(each) is int for each in items)
+
+
 def text_of(content: Any, where: str) -> str:
     """A message's text: a string, parts of text, or none. Raises BadRow."""
     if content is None:
@@ -56,7 +71,12 @@ def _part(part: Any, where: str) -> str:
     part = cast("Mapping[str, Any]", part)
     kind = part.get("type") or "text"
     if kind not in _TEXTS or not isinstance(part.get("text"), str):
-        raise BadRow(Reason.MESSAGES, f"{where}: a part of type {part.get('type')!r} is no text")
+        calls = str(kind).startswith("tool")  # Anthropic's
+        more = "; calls are read from `tool_calls`, results from messages of role tool"
+        raise BadRow(
+            Reason.MESSAGES,
+            f"{where}: a part of type {part.get('type')!r} is no text{more if calls else ''}",
+        )
     others = [n for n, v in part.items() if n not in ("type", "text") and v not in (None, [], {})]
     if others and not part.get("type"):
         names = ", ".join(part)
@@ -91,8 +111,8 @@ def parsed(value: Any, where: str, reason: Reason) -> Any:
 
 
 def parsed_object(value: Any) -> Any:
-    """The object that a text holds as JSON; anything else as it is."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
+    """The object or list that a text holds as JSON; anything else as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         try:
             return parse_json(value.encode())
         except (ValueError, RecursionError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from curricula.rows.fields import Fields, is_empty
-from curricula.rows.texts import kind_of, parsed
+from curricula.rows.texts import kind_of, parsed, parsed_object
 from engines.types import Tool, ToolCall
-from infra.data_files.bad_row import BadRow, Reason
-from infra.json_schema import schema_fault, schema_without_nulls
+from infra.data_files.tally import BadRow, Reason
+from infra.json_text import schema_fault, schema_without_nulls
 
 _ARGUMENTS = ("parameters", "input", "args", "kwargs", "params")
 """other names for what is called with, of which none is read"""
@@ -77,6 +78,15 @@ def calls_of(value: Any, where: str, unread: set[str]) -> tuple[Call, ...]:
     value = parsed(value, where, Reason.TOOLS)
     calls: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(_call(call, where, unread) for call in calls if call is not None)
+
+
+def are_calls(value: Any, tools: Sequence[Tool]) -> bool:
+    """Whether it is nothing but calls of such tools, in a list or as JSON text (xLAM)."""
+    items = parsed_object(value) if tools else None
+    if not isinstance(items, list) or not items:
+        return False
+    calls = [_function(each) for each in cast("list[Any]", items)]
+    return all(call is not None and "arguments" in call for call in calls)
 
 
 def _call(value: Any, where: str, unread: set[str]) -> Call:

@@ -14,12 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from engines.agents.appended import appended_ids
+from engines.agents.incremental_prompt import Meaning, appended_ids
 from engines.agents.limits import SessionLimits
-from engines.agents.meaning import Meaning
 from engines.agents.session_record import SessionRecord
 from engines.agents.trajectory import Kind, Place, Trajectory, Turn
-from engines.agents.wire.request import MOST_PARTS, Answer, Refusal, Request
+from engines.agents.wire.wire_format import MOST_PARTS, Answer, Refusal, Request
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.drivers.session_host import Turn as HostTurn
@@ -30,6 +29,8 @@ from infra.json_text import json_bytes
 Messages: TypeAlias = tuple[Message, ...]
 _LONG_TEXT = 32 << 10
 """bytes of a request beyond which its tokens are found beside the event loop"""
+_GRACE_S = 10.0
+"""for a harness or a task to end by itself when its session is over"""
 _DELIVERY_S = 5.0
 """for answers that are on their way to a client when the session ends"""
 
@@ -139,6 +140,13 @@ class AgentSession:
             task.cancel()
         if tasks := sampling | delivering:
             await asyncio.wait(tasks)
+
+    async def until_over(self, work: asyncio.Future[Any]) -> None:
+        """Wait until the work has ended, or was given its time after the session had."""
+        over = asyncio.create_task(self.over.wait())
+        await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        await asyncio.wait({work}, timeout=_GRACE_S)
 
     async def count(self, request: Request) -> int:
         """Tokens of the prompt that a request would have. Raises Refusal."""

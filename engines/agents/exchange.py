@@ -19,8 +19,7 @@ from starlette.types import Send
 
 from engines.agents.agent_session import AgentSession
 from engines.agents.limits import GatewayLimits
-from engines.agents.wire.request import Answer, Refusal, Request
-from engines.agents.wire.wire_format import WireFormat
+from engines.agents.wire.wire_format import Answer, Refusal, Request, WireFormat
 
 _log = logging.getLogger(__name__)
 

@@ -13,26 +13,34 @@ The sandbox reaches nothing but the gateway. How the rollout ends:
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
 
 from engines.agents.agent_session import AgentSession
-from engines.agents.harness_files import files_of_problem, program_files
+from engines.agents.gateway import shared_gateway
 from engines.agents.limits import SessionLimits
-from engines.agents.shared_gateway import shared_gateway
-from engines.agents.wire.request import MODEL
+from engines.agents.wire.wire_format import MODEL
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.types import Problem, Rollout, Status
 from infra.errors import InputError
-from infra.sandbox.contract import Sandbox, SandboxLost, SandboxRefused, inside
 from infra.sandbox.kinds import bubblewrap
-from infra.sandbox.limits import Limits, SandboxResult
+from infra.sandbox.sandbox import (
+    Limits,
+    Sandbox,
+    SandboxLost,
+    SandboxRefused,
+    SandboxResult,
+    inside,
+)
 
 PORT = 8080
 """of the gateway, in the sandbox"""
 URL = f"http://127.0.0.1:{PORT}"
-_GRACE_S = 10.0
-"""for a harness to end by itself when its session is over"""
 _COLLECTED = 64_000
 """bytes of all files that are collected"""
 _OUTPUT = 8192
@@ -108,7 +116,7 @@ class Harness:
             box = await _kept(loop.run_in_executor(thread, self._started, problem, address))
             try:
                 work = loop.run_in_executor(thread, self._executed, box, problem, key)
-                await _until_over(work, session)
+                await session.until_over(work)
                 if not work.done():
                     await asyncio.to_thread(box.stop)
                 end = await work
@@ -174,14 +182,6 @@ class Harness:
         return found
 
 
-async def _until_over(work: asyncio.Future[End], session: AgentSession) -> None:
-    """Until the program has ended, or was given its time after the session had."""
-    over = asyncio.create_task(session.over.wait())
-    await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
-    over.cancel()
-    await asyncio.wait({work}, timeout=_GRACE_S)
-
-
 async def _kept(starting: asyncio.Future[Sandbox]) -> Sandbox:
     """What was started; if nobody waits for it any more, it is stopped once it is there."""
     try:
@@ -194,3 +194,39 @@ async def _kept(starting: asyncio.Future[Sandbox]) -> Sandbox:
 def _stop(started: asyncio.Future[Sandbox]) -> None:
     if not started.cancelled() and started.exception() is None:
         started.result().stop()
+
+
+PROBLEM = "problem.json"
+
+
+def program_files(module: str) -> dict[str, bytes]:
+    """Contents by name of a module, or of a package with all that lies in it; none of the empty
+    name. Raises InputError for one that is not there."""
+    if not module:
+        return {}
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise InputError(f"program: no module {module!r}; list its file under `hooks`")
+    origin = Path(spec.origin)
+    if not spec.submodule_search_locations:
+        return {origin.name: origin.read_bytes()}
+    files = (file for file in sorted(origin.parent.rglob("*")) if file.is_file())
+    kept = (file for file in files if "__pycache__" not in file.parts)
+    return {file.relative_to(origin.parents[1]).as_posix(): file.read_bytes() for file in kept}
+
+
+def files_of_problem(problem: Problem) -> dict[str, bytes]:
+    """The problem as JSON, without its reference, and what its metadata has under `files`: texts by
+    name."""
+    said = {"id": problem.id, "messages": [_message(m.role, m.content) for m in problem.messages]}
+    said["tools"] = [asdict(tool) for tool in problem.tools]
+    given = problem.metadata.get("files", {})
+    if not isinstance(given, Mapping):
+        raise InputError(f"problem {problem.id}: metadata.files must map names to texts")
+    files = cast("Mapping[str, str]", given)
+    found = {name: text.encode() for name, text in files.items()}
+    return {**found, PROBLEM: json.dumps(said, default=dict).encode()}
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

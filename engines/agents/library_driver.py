@@ -19,8 +19,8 @@ from dataclasses import asdict
 from typing import Any
 
 from engines.agents.agent_session import AgentSession
+from engines.agents.gateway import shared_gateway
 from engines.agents.limits import SessionLimits
-from engines.agents.shared_gateway import shared_gateway
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.types import Problem, Rollout, Status
 from infra.errors import InputError
@@ -30,8 +30,6 @@ from infra.processes.part_process import PartFailed, PartProcess
 _LOAD_S = 300.0
 """for a library's imports and a task's data, beside the rollout's own time, and that of those
 before it: Inspect runs one evaluation at a time"""
-_GRACE_S = 10.0
-"""for a task to end by itself when its session is over"""
 
 
 class LibraryDriver:
@@ -76,7 +74,7 @@ class LibraryDriver:
             self.process.call("rollout", *asked, about=f"{which[0]} {which[1]}")
         )
         try:
-            await _until_over(work, session)
+            await session.until_over(work)
             if not work.done():  # its answer would change nothing
                 return End(Status.TRUNCATED, "the session is over"), {}
             outcome: Outcome = work.result()
@@ -90,11 +88,3 @@ class LibraryDriver:
         if outcome.error:
             return End(Status.FAILED, f"{which[0]} {which[1]}: {outcome.error}"), {}
         return End(Status.COMPLETED), {SCORE_FILE: scored}
-
-
-async def _until_over(work: asyncio.Task[Any], session: AgentSession) -> None:
-    """Until the rollout has its score, or was given its time after the session had ended."""
-    over = asyncio.create_task(session.over.wait())
-    await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
-    over.cancel()
-    await asyncio.wait({work}, timeout=_GRACE_S)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from engines.agents.trajectory import Kind, Turn
-from engines.agents.wire.request import Request
+from engines.agents.wire.wire_format import Request
 from engines.rollout.drivers.session import TokenSession
 from engines.types import Json, Message
 from infra.json_text import json_bytes

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from engines.agents.meaning import Drift, Meaning, drift_of, meaning_of, normal_text
+from engines.agents.incremental_prompt import Drift, Meaning, drift_of, meaning_of, normal_text
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End
 from engines.types import Message, Tokens

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajectories, Turns
-from engines.fault import Fault, guarded
+from engines.draws import Fault, guarded
 
 if TYPE_CHECKING:
     from engines.algorithms.parts import Need

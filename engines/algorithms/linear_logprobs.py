@@ -11,7 +11,8 @@ Axes: R rows, H hidden size, V this rank's part of the vocabulary, N tiles, C co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
-"""of one tile in fp32, unless `MIN_COLUMNS` asks for more. Three are in work at once and fit a
-processor's cache; a GPU wants larger products and fewer launches"""
-MIN_COLUMNS = 1024
-"""narrower matrix products are slow"""
-KEPT_BYTES = 512 * 2**20
-"""of logits kept for the backward pass beside those that the weight's gradient has room for; the
-others are computed again"""
+from engines.memory import loss as tiling
 
 
 def linear_logprobs(
@@ -37,17 +31,22 @@ def linear_logprobs(
     *,
     temperature: float = 1.0,
     group: dist.ProcessGroup | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(logprob of each row's label, entropy of each row's distribution), both [R] fp32, in nats.
 
     The distribution is softmax(hidden_RH @ weight_VH.T / temperature), its logits rounded to the
     inputs' type. Both results are differentiable in hidden and weight. `group` holds the ranks that
     share the vocabulary, in order, in equal parts, with the same hidden states: hidden's gradient
-    is summed over them. None if this rank has the vocabulary whole.
+    is summed over them. None if this rank has the vocabulary whole. `fused`: what is done with a
+    tile between its matrix products is one kernel, which torch.compile makes; the same but for
+    rounding.
     """
     has_backward = torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad)
-    kept_bytes = KEPT_BYTES if has_backward else 0
-    return _LinearLogprobs.apply(hidden_RH, weight_VH, labels_R, temperature, group, kept_bytes)
+    kept_bytes = tiling.KEPT_BYTES if has_backward else 0
+    return _LinearLogprobs.apply(
+        hidden_RH, weight_VH, labels_R, temperature, group, fused, kept_bytes
+    )
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -59,16 +58,17 @@ class _LinearLogprobs(torch.autograd.Function):
         labels_R: Tensor,
         temperature: float,
         group: dist.ProcessGroup | None,
+        fused: bool,
         kept_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, temperature, group)
+        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, temperature, group, fused)
         needs_weight = kept_bytes > 0 and ctx.needs_input_grad[1]
         room_VH = weight_VH.new_empty(weight_VH.shape) if needs_weight else None
         ctx.kept = _Kept(room_VH, kept_bytes)
         sums = _walk(tiles, ctx.kept)
         logprob_R, *saved = _over_ranks(sums, tiles.is_here_R, temperature, group)
         ctx.save_for_backward(hidden_RH, weight_VH, labels_R, *saved)
-        ctx.temperature, ctx.group = temperature, group
+        ctx.temperature, ctx.group, ctx.fused = temperature, group, fused
         ctx.set_materialize_grads(False)
         return logprob_R, saved[-1]
 
@@ -78,7 +78,7 @@ class _LinearLogprobs(torch.autograd.Function):
         ctx: Any, *upstream: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_RH, weight_VH, labels_R, *saved = ctx.saved_tensors
-        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, ctx.temperature, ctx.group)
+        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, ctx.temperature, ctx.group, ctx.fused)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         # Summed over tiles, so in fp32; the weight's parts are not.
         hidden_grad = torch.zeros_like(hidden_RH, dtype=torch.float32) if needs_hidden else None
@@ -95,7 +95,7 @@ class _LinearLogprobs(torch.autograd.Function):
         if hidden_grad is not None:
             _all_reduce(hidden_grad, dist.ReduceOp.SUM, ctx.group)
             hidden_grad = hidden_grad.to(hidden_RH.dtype)
-        return hidden_grad, weight_grad, None, None, None, None
+        return hidden_grad, weight_grad, None, None, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,8 @@ class _Tiles:
     """first column of each tile, and one past its last"""
     buffers: tuple[Tensor, Tensor, Tensor]
     """flat, each for a tile: logits, and two in fp32. Fresh memory for each tile is slow"""
+    fused: bool
+    """then both in fp32 are empty: such numbers never leave a kernel"""
 
     @staticmethod
     def of(
@@ -119,17 +121,17 @@ class _Tiles:
         labels_R: Tensor,
         temperature: float,
         group: dist.ProcessGroup | None,
+        fused: bool,
     ) -> _Tiles:
         num_rows, size = len(hidden_RH), len(weight_VH)
-        most = max(MIN_COLUMNS, TILE_BYTES[hidden_RH.device.type] // (4 * max(num_rows, 1)))
-        width = -(-size // -(-size // most))
+        width = tiling.tile_width(num_rows, size, hidden_RH.device.type)
         spans = [(start, min(start + width, size)) for start in range(0, size, width)]
         first = size * group.rank() if group is not None else 0
         entries = num_rows * width
         logits = hidden_RH.new_empty(entries)
-        work = hidden_RH.new_empty((2, entries), dtype=torch.float32)
+        work = hidden_RH.new_empty((2, 0 if fused else entries), dtype=torch.float32)
         buffers = (logits, work[0], work[1])
-        return _Tiles(hidden_RH, weight_VH, labels_R - first, temperature, spans, buffers)
+        return _Tiles(hidden_RH, weight_VH, labels_R - first, temperature, spans, buffers, fused)
 
     @property
     def is_here_R(self) -> Tensor:
@@ -220,15 +222,29 @@ def _walk(tiles: _Tiles, kept: _Kept) -> _Sums:
         logits_RC = tiles.logits(start, end, tiles.buffers[0] if place is None else place)
         if place is not None:
             kept.logits[start] = logits_RC
-        peak_R = logits_RC.amax(1).float()
-        shifted_RC = tiles.shifted(logits_RC, peak_R)
-        exp_RC = tiles.exp(shifted_RC)
-        total_R = exp_RC.sum(1)
-        found.append((peak_R, total_R, exp_RC.mul_(shifted_RC).sum(1)))
+        found.append(_sums(tiles, logits_RC))
         column_R1, is_here_R = tiles.labels(start, end)
         chosen_R += logits_RC.gather(1, column_R1)[:, 0].float().where(is_here_R, 0.0)
     peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found, strict=True))
     return _Sums(peak_NR, total_NR, weighted_NR, chosen_R)
+
+
+def _sums(tiles: _Tiles, logits_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A tile's peak, total and weighted, as in `_Sums`."""
+    if tiles.fused:
+        return _compiled(_sums_in_one)(logits_RC, tiles.temperature)
+    peak_R = logits_RC.amax(1).float()
+    shifted_RC = tiles.shifted(logits_RC, peak_R)
+    exp_RC = tiles.exp(shifted_RC)
+    total_R = exp_RC.sum(1)
+    return peak_R, total_R, exp_RC.mul_(shifted_RC).sum(1)
+
+
+def _sums_in_one(logits_RC: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    peak_R = logits_RC.amax(1).float()
+    shifted_RC = (logits_RC.float() - peak_R[:, None]) / temperature
+    exp_RC = shifted_RC.exp()
+    return peak_R, exp_RC.sum(1), (exp_RC * shifted_RC).sum(1)
 
 
 def _over_ranks(
@@ -270,10 +286,17 @@ def _logits_gradient(
     if logprob_grad_R is None:
         logprob_grad_R = torch.zeros_like(entropy_R)
     by_label_R = logprob_grad_R / tiles.temperature
-    shifted_RC = tiles.shifted(logits_RC, peak_R)
-    grad_RC = tiles.exp(shifted_RC)
     # p is exp(shifted) / total: the division goes into factors by row.
     over_total_R = -(-log_total_R).exp()
+    if tiles.fused:
+        by_entropy_R = None
+        if entropy_grad_R is not None:
+            by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
+        rows = peak_R, by_label_R, by_label_R * over_total_R, by_entropy_R, entropy_R - log_total_R
+        column_R = tiles.local_R - start
+        return _compiled(_gradient_in_one)(logits_RC, column_R, tiles.temperature, *rows)
+    shifted_RC = tiles.shifted(logits_RC, peak_R)
+    grad_RC = tiles.exp(shifted_RC)
     if entropy_grad_R is None:
         grad_RC *= (by_label_R * over_total_R)[:, None]
     else:
@@ -283,6 +306,32 @@ def _logits_gradient(
     column_R1, is_here_R = tiles.labels(start, start + logits_RC.size(1))
     grad_RC.scatter_add_(1, column_R1, (by_label_R * is_here_R)[:, None])
     return grad_RC.to(logits_RC.dtype)
+
+
+def _gradient_in_one(
+    logits_RC: Tensor,
+    column_R: Tensor,
+    temperature: float,
+    peak_R: Tensor,
+    by_label_R: Tensor,
+    factor_R: Tensor,
+    by_entropy_R: Tensor | None,
+    offset_R: Tensor,
+) -> Tensor:
+    shifted_RC = (logits_RC.float() - peak_R[:, None]) / temperature
+    factor_RC = factor_R[:, None]
+    if by_entropy_R is not None:
+        factor_RC = factor_RC + (shifted_RC + offset_R[:, None]) * by_entropy_R[:, None]
+    column_C = torch.arange(logits_RC.size(1), device=logits_RC.device)
+    is_label_RC = column_C == column_R[:, None]
+    grad_RC = shifted_RC.exp() * factor_RC + by_label_R[:, None] * is_label_RC
+    return grad_RC.to(logits_RC.dtype)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One pass over a tile's logits, of any number of rows and columns."""
+    return torch.compile(function, dynamic=True)
 
 
 def _all_reduce(values: Tensor, op: Any, group: dist.ProcessGroup | None) -> None:

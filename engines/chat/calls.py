@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from engines.types import Json, Tool, ToolCall
-from infra.json_schema import ParameterKind, kind_of_others
+from infra.json_text import ParameterKind, kind_of_others
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CallForm: TypeAlias = Literal["glm", "hermes"]

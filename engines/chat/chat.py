@@ -9,17 +9,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from engines.chat.chat_folder import ChatFolder, load_chat_folder
+from engines.chat.chat_turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.chat.completeness import Completeness
 from engines.chat.control_tokens import ControlTokens
-from engines.chat.folder import ChatFolder, load_chat_folder
 from engines.chat.mode import Mode
 from engines.chat.pieces import Pieces
 from engines.chat.plain_texts import PlainTexts
 from engines.chat.template import DATE
-from engines.chat.tokenized import TokenizedText
 from engines.chat.training_text import TrainingText, cut
-from engines.chat.turn_ends import TurnEnds
-from engines.chat.turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
+from engines.chat.turn_ends import TokenizedText, TurnEnds
 from engines.types import AssistantTurn, Message, Problem, TokenIds, Tool
 from infra.errors import InputError
 
@@ -47,9 +46,10 @@ class Chat:
         """ids at which generation ends, whichever comes first"""
 
     @classmethod
-    def load(cls, folder: Path) -> Chat:
-        """Raises InputError that names what the folder lacks or what its template does wrong."""
-        return cls(load_chat_folder(folder))
+    def load(cls, folder: Path, template: str = "") -> Chat:
+        """`template`: a text in place of the folder's own. Raises InputError that names what the
+        folder lacks or what its template does wrong."""
+        return cls(load_chat_folder(folder, template))
 
     @property
     def template_file(self) -> str:

@@ -41,6 +41,8 @@ class ChatTemplate:
             raise InputError(
                 f"{name}: the chat template does not compile: {_reason(error)}"
             ) from error
+        except RecursionError as error:
+            raise InputError(f"{name}: the chat template is nested too deeply") from error
         self.is_dated = "strftime_now" in text
         """whether it writes a date into conversations"""
         self.marks_generation = _GENERATION.search(text) is not None
@@ -179,7 +181,10 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    filters: dict[str, Any] = {"tojson": _tojson, "sum": template_bounds.summed}
+    environment.filters.update(filters)
+    for name in template_bounds.LEFT_OUT:
+        del environment.filters[name]
     for name in environment.filters.keys() - template_bounds.HARMLESS_FILTERS:
         made_by = environment.filters[name]
         environment.filters[name] = template_bounds.bounded_filter(name, made_by)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import BuiltinMethodType
 from typing import Any, cast
 
-from jinja2 import TemplateError, nodes, pass_context
+from jinja2 import Environment, TemplateError, nodes, pass_context, pass_environment
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
@@ -53,6 +54,11 @@ _OF_JINJA = {"_loop_vars", "_block_vars"}
 """what each call is given besides its own"""
 TURN, MADE = "_turn", "_made"
 """the filters that `bound` puts in"""
+LEFT_OUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
+"""filters that a template does not have: one call may take minutes or gigabytes, or gives another
+text each time, and no model's template needs them"""
+_LONG = 1 << 16
+"""characters or items of a value, with which a call is looked at by the clock at once"""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -171,6 +177,20 @@ def turn(context: Context, _: None) -> None:
     step(1)
 
 
+@pass_environment
+def summed(
+    environment: Environment, items: Iterable[Any], attribute: Any = None, start: Any = 0
+) -> Any:
+    """Jinja's filter `sum`, which makes a new list with each that it adds."""
+    found = make_attrgetter(environment, attribute) if attribute is not None else None
+    for item in items:
+        step(1)
+        start = start + (item if found is None else found(item))
+        if isinstance(start, str | list | tuple):  # what is in it was measured when it was made
+            _count(_ITEM * len(cast("list[Any]", start)))
+    return start
+
+
 def _measured(items: Iterator[Any]) -> Iterator[Any]:
     """What one filter makes as another asks for it."""
     for item in items:
@@ -202,12 +222,17 @@ def made(value: Any) -> Any:
         size = _size(value)
     else:
         return value
+    _count(size)
+    return value
+
+
+def _count(size: int) -> None:
+    """A value of this size was made."""
     _require(size)
     spent = _spent.get()
     spent.made += size
     if spent.made > MOST_MADE:
         raise TemplateError(f"it makes texts and lists of more than {MOST_MADE} characters")
-    return value
 
 
 def _size(value: object) -> int:
@@ -237,6 +262,10 @@ def shrunk(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def expect(name: str, value: Any, given: tuple[Any, ...]) -> None:
     """Raises TemplateError before a method or filter of this name makes what is too large of a
     value and what it is given."""
+    if name == "encode":
+        raise TemplateError("it encodes a text, whose bytes no template can write")
+    if isinstance(value, str | list | tuple) and len(cast("list[Any]", value)) > _LONG:
+        _look_from_now()
     for each in given:
         if isinstance(each, str):
             _require(len(each))
@@ -250,6 +279,13 @@ def expect(name: str, value: Any, given: tuple[Any, ...]) -> None:
         _require(_size(items) + between * len(items))
     if isinstance(value, str) and (size := _SIZES.get(name)):
         _require(size(value, *given))
+
+
+def _look_from_now() -> None:
+    """Count the time of the call that follows, and look at it before the next one."""
+    spent = _spent.get()
+    spent.look_at = 0
+    spent.began = time.thread_time() if spent.began is None else spent.began
 
 
 def operands(operator: str, left: Any, right: Any) -> None:

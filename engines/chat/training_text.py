@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from engines.chat.chat_turns import THINK
 from engines.chat.kept_prefix import empty_thought_length
 from engines.chat.pieces import OPEN_THOUGHT, Pieces, without_open_thought
 from engines.chat.template import END, START
-from engines.chat.turns import THINK
 from engines.types import Message, Tool
 from infra.errors import InputError
 

@@ -16,14 +16,19 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from engines.devices.waiting_time import SilentWork
 from infra.errors import EngineError
-from infra.needed_secrets import with_secrets_of_the_store
+from infra.processes.leftovers import leftovers_of, remove_leftovers
+from infra.secret_references import with_secrets_of_the_store
 
 _SILENT_S = 60.0
 """how long a parent that imports SGLang may do nothing, as far as one can see"""
 _LOOK_S = 1.0
 _REPLY_S = 30.0
+_KILL_S = 10.0
+"""how long processes that the kernel ends may take"""
 _LOG = "process-parent.log"
 _KILLED = -signal.SIGKILL
 _NOTHING: Mapping[str, str] = {}
@@ -49,6 +54,8 @@ class ChildProcesses:
         self._is_ready = False
         self._owed = 0
         """replies to requests that were sent"""
+        self._started: list[int] = []
+        """children of which a parent that is killed leaves files to remove"""
         self._abandoned: list[int] = []
         """children whose pid came too late for whoever wanted them"""
         with (logs / _LOG).open("ab") as log:
@@ -77,12 +84,12 @@ class ChildProcesses:
     def serve(self, options: dict[str, Any], log: Path) -> int:
         """Let the preloaded module serve with these options; returns its pid."""
         asked = {"do": "serve", "options": options, "log": str(log), "environment": _home()}
-        return self._ask(asked)["pid"]
+        return self._begin(asked)
 
     def run(self, command: list[str], log: Path, environment: Mapping[str, str] = _NOTHING) -> int:
         """Start any other program, with `environment` beside the parent's; returns its pid."""
         asked = {"do": "run", "command": command, "log": str(log)}
-        return self._ask(asked | {"environment": _home() | dict(environment)})["pid"]
+        return self._begin(asked | {"environment": _home() | dict(environment)})
 
     def exit_code(self, pid: int) -> int | None:
         """None while the child runs."""
@@ -113,12 +120,23 @@ class ChildProcesses:
             self._process.wait(timeout=10)
         if self._process.stdout is not None:
             self._process.stdout.close()
+        if self._process.returncode != 0:  # it was killed, and the kernel ended its children
+            deadline = time.monotonic() + _KILL_S
+            while any(map(_runs, self._started)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            ended = [pid for pid in self._started if not _runs(pid)]
+            remove_leftovers(path for pid in ended for path in leftovers_of(pid))
 
     def __enter__(self) -> ChildProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _begin(self, asked: dict[str, Any]) -> int:
+        pid = self._ask(asked)["pid"]
+        self._started.append(pid)
+        return pid
 
     def _signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(ParentEnded):
@@ -200,6 +218,14 @@ class ChildProcesses:
     def _advice(self) -> str:
         path = self.logs / _LOG
         return f"the end of {path}:\n{log_tail(path)}"
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does anything: one that nobody asked for its end still has a number."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _home() -> dict[str, str]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
-from engines.devices.cluster import on_node, own_node
 from engines.devices.hosts import Host, Hosts
+from engines.devices.ray_cluster import on_node, own_node
+from infra.home import home
+from infra.hooks import resolve
+from infra.processes.leftovers import claim_private_folder
 
 
 class HostAgent:
@@ -69,6 +72,8 @@ class HostAgent:
         one where it died. Ask for it at each start."""
         with self._lock:
             known = self._children.get(preloaded)
+            if known is not None and not known.is_alive:
+                known.close()
             if known is None or not known.is_alive:
                 known = self._children[preloaded] = ChildProcesses(self._logs, preloaded)
             return known
@@ -85,3 +90,25 @@ class HostAgent:
         self.hosts.close()
         for preloaded in list(self._children):
             self.end_children(preloaded)
+
+
+class HostProcess:
+    """Called by `RemoteAgent`, from several threads."""
+
+    def __init__(self, num_gpus: int) -> None:
+        claim_private_folder()
+        self._agent = HostAgent(home() / "logs" / "fleet", num_gpus)
+        self._parts: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def ready(self) -> None:
+        """Answers when the process runs."""
+
+    def gpu_environment(self, device: int) -> dict[str, str]:
+        return self._agent.gpu_environment(device)
+
+    def call(self, part: str, method: str, arguments: Sequence[Any]) -> Any:
+        with self._lock:
+            if part not in self._parts:
+                self._parts[part] = resolve("part of a host", part, {})(self._agent)
+        return getattr(self._parts[part], method)(*arguments)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engines.devices.cluster import on_node, own_node
+from engines.devices.ray_cluster import on_node, own_node
 from infra.errors import EngineError, TributaryError
 from infra.hooks import resolve
 
-_PROCESS = "engines.devices.host_process:HostProcess"
+_PROCESS = "engines.devices.host_agent:HostProcess"
 """by name: it has an agent of its own"""
 _ACCELERATOR = "accelerator_type:"
 """what Ray's names of a host's kind of GPU begin with"""

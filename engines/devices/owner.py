@@ -16,19 +16,56 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from engines.devices.cluster import dead_drivers
+from engines.devices.device_kinds import KINDS, SETTINGS, Kind
 from engines.devices.host_agent import HostAgent
-from engines.devices.kinds import KINDS, SETTINGS, Kind
 from engines.devices.lease import Lease, LeaseBook
-from engines.devices.request_queue import RequestQueue
+from engines.devices.ray_cluster import dead_drivers
 from engines.devices.units import Grant, OwnerSettings, Request, Units
-from infra.all_of import all_or_first_error
 from infra.errors import EngineError
 from infra.hooks import resolve
+from infra.processes.coroutines import all_or_first_error
+
+_T = TypeVar("_T")
+
+
+class RequestQueue:
+    """Requests in order of arrival: the first is tried again at every change, others wait for it.
+
+    For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[object] = deque()
+        self._change = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    async def serve(self, attempt: Callable[[], _T | None], wait_s: float) -> _T:
+        """The first answer of `attempt` that is not None; raises TimeoutError after `wait_s`."""
+        request = object()
+        self._queue.append(request)
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    change = self._change  # taken first: a change during the attempt counts
+                    if self._queue[0] is request and (answer := attempt()) is not None:
+                        return answer
+                    await change.wait()
+        finally:
+            self._queue.remove(request)
+            self.notify_change()
+
+    def notify_change(self) -> None:
+        """Something came free: let the first request look again."""
+        self._change.set()
+        self._change = asyncio.Event()
+
 
 _WATCH_S = 1.0
 _LOOK_S = 0.05

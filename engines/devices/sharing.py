@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from engines.devices.kinds import SERVER_PARTS, TRAINER_PARTS, ServerPart, TrainerPart
+from engines.devices.device_kinds import SERVER_PARTS, TRAINER_PARTS, ServerPart, TrainerPart
 from engines.devices.units import Held
 from infra.errors import EngineError
 

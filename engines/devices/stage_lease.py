@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
-from engines.devices.answers import answers
-from engines.devices.cluster import driver_id
-from engines.devices.kinds import OPEN_OWNER, SETTINGS, Kind
+from engines.devices.actor_answers import answers
+from engines.devices.device_kinds import OPEN_OWNER, SETTINGS, Kind
+from engines.devices.ray_cluster import driver_id
 from engines.devices.units import Grant, Request
 from infra.errors import EngineError, InputError, LeaseLost, TributaryError
 from infra.hooks import resolve

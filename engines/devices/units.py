@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engines.devices.kinds import Kind
+from engines.devices.device_kinds import Kind
 
 if TYPE_CHECKING:
     from engines.devices.lease import Lease
+
 
 _SMALL_BYTES = 64 << 20
 _MOST_SHARE = 0.2
@@ -150,3 +151,42 @@ class Units(Protocol):
     def close(self) -> None:
         """End every process of the kind."""
         ...
+
+
+def rank_place(index: int, gpus: Sequence[int], tp: int = 1) -> tuple[int, int | None]:
+    """Host and GPU of the rank with this number, by the GPUs of each host.
+
+    Examples: rank_place(9, [8, 8]) -> (1, 1); rank_place(1, [0, 0]) -> (1, None)
+    """
+    if not any(gpus):
+        return index // tp % len(gpus), None
+    # Of a host whose GPUs are no multiple of a group's size, the last ones are left over.
+    places = [(host, i) for host, n in enumerate(gpus) for i in range(n // tp * tp)]
+    if not places:  # groups are larger than hosts, which nothing can repair here
+        places = [(host, i) for host, n in enumerate(gpus) for i in range(n)]
+    return places[index % len(places)]
+
+
+def server_host(index: int, gpus: Sequence[int], tp: int) -> int:
+    """Host of the server with this number, by the GPUs of each host.
+
+    Examples: server_host(0, [8, 8], 2) -> 1; server_host(4, [8, 8], 2) -> 0
+    """
+    blocks = [
+        host
+        for host in reversed(range(len(gpus)))
+        for _ in range(_blocks(gpus[host], tp, is_gpu_cluster=any(gpus)))
+    ]
+    return blocks[index % len(blocks)]
+
+
+def first_server_device(index: int, tp: int, num_gpus: int) -> int:
+    """The first of a server's `tp` neighbouring GPUs on its host: servers with successive numbers
+    have different ones. Example: first_server_device(0, 2, 8) -> 6"""
+    blocks = max(num_gpus // tp, 1)
+    return max(num_gpus - tp * (index % blocks + 1), 0)
+
+
+def _blocks(num_gpus: int, tp: int, *, is_gpu_cluster: bool) -> int:
+    """How many servers a host takes before the next host's turn."""
+    return max(num_gpus // tp, 1) if num_gpus or not is_gpu_cluster else 0

@@ -7,15 +7,7 @@ from typing import Any
 
 from engines.families.common import dense
 from engines.families.common.family import Family, ModelShape
-from engines.families.common.tensors import HfTensor, TensorTable
-
-_QKV_BIAS = {
-    "self_attention.linear_qkv.bias": (
-        HfTensor("self_attn.q_proj.bias", ("queries",)),
-        HfTensor("self_attn.k_proj.bias", ("keys",)),
-        HfTensor("self_attn.v_proj.bias", ("keys",)),
-    )
-}
+from engines.families.common.tensors import TensorTable
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
@@ -29,7 +21,7 @@ FAMILY = Family(
         dense.TOP,
         dense.NORMS
         | dense.QKV
-        | _QKV_BIAS
+        | dense.QKV_BIAS
         | dense.ATTENTION_OUTPUT
         | dense.GATE_AND_UP
         | dense.DOWN,

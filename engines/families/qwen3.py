@@ -7,12 +7,7 @@ from typing import Any
 
 from engines.families.common import dense
 from engines.families.common.family import Family, ModelShape
-from engines.families.common.tensors import HfTensor, TensorTable
-
-_HEAD_NORMS = {
-    "self_attention.q_layernorm.weight": (HfTensor("self_attn.q_norm.weight", ("head",)),),
-    "self_attention.k_layernorm.weight": (HfTensor("self_attn.k_norm.weight", ("head",)),),
-}
+from engines.families.common.tensors import TensorTable
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
@@ -26,7 +21,7 @@ FAMILY = Family(
         dense.TOP,
         dense.NORMS
         | dense.QKV
-        | _HEAD_NORMS
+        | dense.HEAD_NORMS
         | dense.ATTENTION_OUTPUT
         | dense.GATE_AND_UP
         | dense.DOWN,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from engines.megatron.train.spans import Block
+from engines.megatron.train.pack import Block
 
 if TYPE_CHECKING:
     from engines.megatron.train.pack import Pack

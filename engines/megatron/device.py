@@ -57,12 +57,15 @@ def prepare() -> None:
     _install_fused_adam()
     _add_norms_on_the_device()
     _write_checkpoints_in_process()
+    _route_without_transformer_engine()
     if has_cuda():
         return
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
     _use_cpu_random_states()
     _use_cpu_zeros_in_schedules()
+    _dispatch_on_cpu()
+    _gather_uneven_parts()
 
 
 class _CudaMeansCpu(TorchFunctionMode):
@@ -138,6 +141,60 @@ def _write_checkpoints_in_process() -> None:
 
     writer.write_preloaded_data_multiproc = staticmethod(write)
     filesystem_async._get_write_results_queue = queue.SimpleQueue
+
+
+def _route_without_transformer_engine() -> None:
+    """Without it Megatron's router asks for a name that nobody defined."""
+    from megatron.core.transformer.moe import moe_utils
+
+    router: Any = moe_utils
+    router.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+
+
+def _dispatch_on_cpu() -> None:
+    """Numbers of tokens are fetched from the device on a stream of its own."""
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    dispatcher: Any = MoEAlltoAllTokenDispatcher
+
+    def fetched(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if point == self.cuda_dtoh_point:
+            for name in ("input_splits", "output_splits", "output_splits_tp"):
+                if isinstance(found := getattr(self, name), torch.Tensor):
+                    setattr(self, name, found.numpy())
+        return tokens_per_expert
+
+    dispatcher.cuda_dtoh_stream = "none"
+    dispatcher._maybe_dtoh_and_synchronize = fetched
+
+
+def _gather_uneven_parts() -> None:
+    """Ranks that share an expert have unlike numbers of its tokens, and gloo gathers equal parts
+    only: each rank's part is sent, or summed, by itself."""
+    from megatron.core.tensor_parallel import mappings
+    from torch import distributed as dist
+
+    gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather_parts(own: Any, group: Any, sizes: Any = None, *rest: Any) -> Any:
+        if sizes is None or group.size() == 1:
+            return gather(own, group, sizes, *rest)
+        parts = [own.new_empty(size, *own.shape[1:]) for size in sizes]
+        parts[group.rank()] = own.contiguous()
+        for rank, part in enumerate(parts):
+            dist.broadcast(part, group=group, group_src=rank)
+        return torch.cat(parts)
+
+    def scatter_parts(whole: Any, group: Any, sizes: Any = None, *rest: Any) -> Any:
+        if sizes is None or group.size() == 1:
+            return scatter(whole, group, sizes, *rest)
+        parts = [part.clone() for part in whole.split(sizes)]
+        for rank, part in enumerate(parts):
+            dist.reduce(part, group=group, group_dst=rank)
+        return parts[group.rank()]
+
+    mappings._gather_along_first_dim = gather_parts
+    mappings._reduce_scatter_along_first_dim = scatter_parts
 
 
 def _use_cpu_random_states() -> None:

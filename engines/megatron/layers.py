@@ -7,18 +7,34 @@ checkpoints. Axes: T tokens of this rank's pack, N heads, G KV heads, D head siz
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import (
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from engines.families.common.tensors import Parameters
+from engines.megatron import device
 from engines.megatron.attention import attend
+from engines.megatron.parallel import Layout
 from engines.megatron.rotary import Rotate
 from engines.megatron.train.pack import Pack
 
@@ -56,8 +72,9 @@ class PackedAttention(MegatronModule):
     ) -> Tensor:
         """[T, N * D]."""
         pack = packed_seq_params
-        query_TND = Rotate.apply(query_TND, pack.cos, pack.sin)
-        key_TGD = Rotate.apply(key_TGD, pack.cos, pack.sin)
+        in_pairs = self.config.rotary_interleaved
+        query_TND = Rotate.apply(query_TND, pack.cos, pack.sin, in_pairs)
+        key_TGD = Rotate.apply(key_TGD, pack.cos, pack.sin, in_pairs)
         if pack.key_rows is not None:
             # One gather for both halves the number of collectives.
             both = _GatherTokens.apply(torch.cat([key_TGD, value_TGD], -1), self.cp_group)
@@ -119,13 +136,164 @@ class _CpuRmsNorm(torch.autograd.Function):
         return scaled.sub_(unit * along).mul_(inverse), weight_grad, None
 
 
-def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """Megatron's own layer for this config, with our attention and norms."""
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+class ExpertRouter(TopKRouter):
+    """Megatron's router, without the compiler that it counts an expert's tokens with.
+
+    Its own losses are added to the summed loss of a step, which is later divided by that step's
+    units. Each is the mean over tokens, in every layout: Megatron's own takes every token for a
+    unit, and adds less where ranks share a micro-batch's tokens.
+    """
+
+    units_per_token: float = 1.0
+    """of the step's whole batch"""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.sent: Tensor | None = None
+        """tokens that each expert got in passes with a gradient, on this rank"""
+
+    def _apply_aux_loss(
+        self,
+        probs: Tensor,
+        scores_for_aux_loss: Tensor,
+        routing_map: Tensor,
+        with_padding_mask: bool = False,
+    ) -> Tensor:
+        """That of the Switch Transformer: experts x the sum over them of (share of the tokens'
+        places that it got) x (its mean score); 1 where all are even."""
+        counts = routing_map.sum(0).float()
+        dist.all_reduce(counts, group=self.tp_cp_group)
+        shares = counts / counts.sum()
+        summed = (shares * scores_for_aux_loss.sum(0)).sum() * len(counts)
+        coefficient: Any = self.config.moe_aux_loss_coeff
+        return self._with_loss(probs, coefficient * summed)
+
+    def apply_z_loss(self, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """The mean square of the logits' log-sum-exp, which keeps them small."""
+        coefficient = self.config.moe_z_loss_coeff
+        if not coefficient or not self.training or not torch.is_grad_enabled():
+            return logits
+        return self._with_loss(logits, coefficient * logits.logsumexp(-1).square().sum())
+
+    def _with_loss(self, passed: Tensor, summed: Tensor) -> Tensor:
+        """`passed` as it is; the backward pass also goes through this sum over tokens."""
+        return MoEAuxLossAutoScaler.apply(passed, summed * self.units_per_token)
+
+    def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:
+        """Count the tokens of each expert where the weights learn from them."""
+        if not torch.is_grad_enabled():
+            return
+        counts = routing_map.sum(0)
+        self.sent = counts if self.sent is None else self.sent + counts
+        if self.enable_expert_bias:
+            balance: Any = self.local_tokens_per_expert
+            balance += counts
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """A model that is made bf16 keeps the bias as it was: its last bits decide between experts
+        that are almost as good."""
+        kept = self.expert_bias
+        super()._apply(fn, recurse)
+        if kept is not None:
+            self.expert_bias = kept.to(self.expert_bias.device)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Routers:
+    """Those of this rank's layers: of a dense model none, and of others as many as fall to it."""
+
+    each: tuple[ExpertRouter, ...]
+    num_experts: int
+
+    @classmethod
+    def of(cls, network: torch.nn.Module, config: TransformerConfig) -> Routers:
+        each = tuple(m for m in network.modules() if isinstance(m, ExpertRouter))
+        return cls(each, config.num_moe_experts or 0)
+
+    def begin(self, units: float, tokens: float) -> None:
+        """A step begins whose batch has so many of both, on all ranks together."""
+        for router in self.each:
+            router.units_per_token = units / tokens
+
+    def load(self, layout: Layout) -> dict[str, float]:
+        """How evenly experts were used since the last call; all ranks take part."""
+        if not self.num_experts:
+            return {}
+        sent_LE = torch.zeros(len(self.each), self.num_experts, device=device.device())
+        for sent_E, router in zip(sent_LE, self.each, strict=True):
+            if router.sent is not None:
+                sent_E += router.sent
+            router.sent = None
+        dist.all_reduce(sent_LE, group=layout.stage_group)
+        found = sent_LE.new_zeros(2)
+        if self.each:
+            found[0] = (sent_LE / sent_LE.mean(-1, keepdim=True).clamp_min(1e-9)).max()
+            found[1] = (sent_LE == 0).sum(-1).max()
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        highest, idle = found.tolist()
+        return {"expert_load_max": highest, "experts_idle_max": idle}
+
+
+class NormedOutput(RowParallelLinear):
+    """The last product of an attention or a feed-forward, and a norm of what it gives."""
+
+    def __init__(self, *given: Any, config: TransformerConfig, **named: Any) -> None:
+        super().__init__(*given, config=config, **named)
+        self.norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, input_: Tensor) -> Any:
+        output, bias = super().forward(input_)
+        return self.norm(output), bias
+
+
+class NormOfAllHeads(RMSNorm):
+    """One norm of a token's heads together. Tensor-parallel ranks have some of the heads each, and
+    all of the weight."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, heads: int, eps: float = 1e-5, **_: Any
+    ) -> None:
+        super().__init__(config, heads * hidden_size, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of [..., N, D]."""
+        wide = x.flatten(-2).float()
+        squares = reduce_from_tensor_model_parallel_region(wide.square().sum(-1, keepdim=True))
+        # Each rank's numbers depend on all ranks' squares, so their gradients are summed as well.
+        squares = copy_to_tensor_model_parallel_region(squares)
+        unit = wide * torch.rsqrt(squares / self.weight.numel() + (self.eps or 0.0))
+        ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+        return (unit * self.weight.chunk(ranks)[rank]).to(x.dtype).view_as(x)
+
+
+def _norm_of(heads: int | None) -> ModuleSpec:
+    return ModuleSpec(NormOfAllHeads, params={"heads": heads})
+
+
+def layer_spec(
+    config: TransformerConfig, parameters: Parameters, *, has_experts: bool = False
+) -> ModuleSpec:
+    """Megatron's own layer with our attention, and the norms that are among its `parameters`."""
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts if has_experts else None,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
     layer: Any = spec.submodules
+    if has_experts:
+        layer.mlp.submodules.router = ExpertRouter
     attention: Any = layer.self_attention.submodules
     attention.core_attention = PackedAttention
-    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    for name in ("input_layernorm", "pre_mlp_layernorm"):
+        setattr(layer, name, RMSNorm if f"{name}.weight" in parameters else IdentityOp)
+    if "self_attention.linear_proj.norm.weight" in parameters:
+        attention.linear_proj = NormedOutput
+    if "mlp.linear_fc2.norm.weight" in parameters:
+        layer.mlp.submodules.linear_fc2 = NormedOutput
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
+        if parameters["self_attention.q_layernorm.weight"][0].rows == ("queries",):
+            attention.q_layernorm = _norm_of(config.num_attention_heads)
+            attention.k_layernorm = _norm_of(config.num_query_groups)
     return spec

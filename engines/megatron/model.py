@@ -14,13 +14,15 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.families.common.family import ModelShape
 from engines.megatron import device, kernels
 from engines.megatron.layers import RMSNorm, layer_spec
-from engines.megatron.option_values import filled
+from engines.megatron.options import AUX_LOSS
+from engines.megatron.options_table import filled
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import rotary_factors
 from engines.megatron.train.pack import Pack
@@ -41,7 +43,12 @@ class PackedModel(GPTModel):
     def hidden_states(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
         """[R, H] of the pack's trained rows on the last stage; [T, 1, H] on other stages."""
         pack = packed_seq_params
-        pack.cos, pack.sin = rotary_factors(pack.positions, self.rope_speeds)
+        pack.cos, pack.sin = rotary_factors(
+            pack.positions,
+            self.rope_speeds,
+            self.config.kv_channels,
+            in_pairs=self.config.rotary_interleaved,
+        )
         return super().forward(*args, packed_seq_params=pack, **kwargs)
 
     def _postprocess(
@@ -87,9 +94,13 @@ class PolicyModel(PackedModel):
         weight: Any = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         if temperature is None:
             return self.output_layer(hidden, weight=weight)[0]
-        group = self.pg_collection.tp
         logprobs, entropies = linear_logprobs(
-            hidden, weight, pack.labels, temperature=temperature, group=group
+            hidden,
+            weight,
+            pack.labels,
+            temperature=temperature,
+            group=self.pg_collection.tp,
+            fused=kernels.in_use().compiled,
         )
         # A gradient of zeros would cost as much as one of numbers.
         return torch.stack([logprobs, entropies if has_entropy_loss else entropies.detach()])
@@ -144,6 +155,7 @@ def transformer_config(
         "gated_linear_unit": True,
         "activation_func": F.silu,
         "add_bias_linear": False,
+        **_of_experts(shape, options),
         **shape.family.megatron,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
@@ -154,6 +166,7 @@ def transformer_config(
         "pipeline_model_parallel_size": parallel.pp,
         "context_parallel_size": parallel.cp,
         "expert_model_parallel_size": parallel.ep,
+        "expert_tensor_parallel_size": parallel.expert_tp,
         "sequence_parallel": parallel.tp > 1,
         # Exact global means: Megatron divides the summed gradient by the summed token count.
         "calculate_per_token_loss": True,
@@ -173,11 +186,34 @@ def transformer_config(
     return filled(TransformerConfig, options, **fields)
 
 
+def _of_experts(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Megatron's fields of a mixture of experts; a family adds how it routes."""
+    mixture = shape.mixture
+    if mixture is None:
+        return {}
+    return {
+        "num_moe_experts": mixture.num_experts,
+        "moe_router_topk": mixture.per_token,
+        "moe_ffn_hidden_size": mixture.ffn,
+        "moe_shared_expert_intermediate_size": mixture.shared_ffn or None,
+        "moe_layer_freq": [int(shape.is_routed(layer)) for layer in range(shape.num_layers)],
+        "moe_router_load_balancing_type": "aux_loss" if options.get(AUX_LOSS) else "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_dtype": "fp32",
+    }
+
+
 def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PackedModel:
     """This rank's part of the model, weights still unset, on its device."""
     kind = ValueModel if shape.has_value_head else PolicyModel
-    layer = (shape.family.layer_spec or layer_spec)(config)
-    layers = [layer] * get_num_layers_to_build(config)
+    first, table = get_transformer_layer_offset(config), shape.family.tensors
+    numbers = range(first, first + get_num_layers_to_build(config))
+    layers = [
+        layer_spec(config, table.expert_layer, has_experts=True)
+        if shape.is_routed(number)
+        else layer_spec(config, table.layer)
+        for number in numbers
+    ]
     norm: Any = RMSNorm
     speeds = shape.rope.inverse_frequencies(shape.head_dim)
     with device.cuda_means_cpu():

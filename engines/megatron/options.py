@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
 from engines.megatron.refused_options import why_refused
 from engines.megatron.spec import Parallel
-from engines.options import check_kind, unknown_option
+from infra.config import check_kind, unknown_option
 from infra.errors import InputError
 
 RESULT_NEUTRAL = frozenset(
@@ -43,7 +44,10 @@ RESULT_NEUTRAL = frozenset(
 )
 """Options that change speed and memory but not results, beyond floating-point order: they stay out
 of a stage's digest."""
-ALLOWED = RESULT_NEUTRAL | {"grad_reduce_in_fp32"}
+AUX_LOSS, BIAS_RATE = "moe_aux_loss_coeff", "moe_router_bias_update_rate"
+OF_ROUTERS = frozenset({AUX_LOSS, BIAS_RATE, "moe_z_loss_coeff"})
+"""Options by which tokens spread over the experts; each is off by default."""
+ALLOWED = RESULT_NEUTRAL | OF_ROUTERS | {"grad_reduce_in_fp32"}
 """Options that are passed on. A test shows what each changes, and that none changes the model: its
 logprobs are those of the folder's weights. All others are refused, a newer Megatron's too."""
 
@@ -54,6 +58,11 @@ _OF_OFFLOAD = (
     "pin_cpu_params",
     "use_precision_aware_optimizer",
 )
+OFFLOAD_NEEDS_GPU = (
+    "trainer.megatron.optimizer_cpu_offload needs a GPU: on a CPU the optimizer's state is in host"
+    " memory already; leave it out"
+)
+_BIAS = "moe_router_enable_expert_bias"
 STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 _RECOMPUTED = ("core_attn", "mlp")
 """modules that can be computed again; others need experts, or Transformer Engine"""
@@ -74,6 +83,7 @@ def check_layout(
         _check_option(name, value)
     _check_recompute(megatron_options)
     _check_together(megatron_options, precision)
+    _check_router_terms(shape, megatron_options)
     _check_sizes(shape, parallel, megatron_options)
 
 
@@ -153,6 +163,24 @@ def _check_together(options: Mapping[str, Any], precision: str | None) -> None:
                 )
 
 
+def _check_router_terms(shape: ModelShape, options: Mapping[str, Any]) -> None:
+    """Whether there are routers that these options could teach."""
+    for name in sorted(OF_ROUTERS & options.keys()):
+        where, value = f"trainer.megatron.{name}", options[name]
+        if value is None:
+            continue
+        if isinstance(value, list) or not 0 <= value < math.inf:
+            raise InputError(f"{where} is {value}; write a finite number, 0 or more")
+        if value and shape.mixture is None:
+            raise InputError(
+                f"{where} needs a mixture of experts; this model is dense: leave it out"
+            )
+        if value and name == BIAS_RATE and _BIAS not in shape.family.megatron:
+            raise InputError(
+                f"{where} needs a router with a bias, and this model's has none; write {AUX_LOSS}"
+            )
+
+
 def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, Any]) -> None:
     split_by_tp = {
         "attention heads": shape.heads,
@@ -164,11 +192,42 @@ def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, An
         if size % parallel.tp:
             raise InputError(f"tp {parallel.tp} does not divide the model's {what} ({size})")
     _check_stages(shape.num_layers, parallel.pp, options)
-    if parallel.ep > 1:
+    _check_experts(shape, parallel)
+
+
+def _check_experts(shape: ModelShape, parallel: Parallel) -> None:
+    """Whether the ranks can share out the routed experts."""
+    mixture, ep, etp = shape.mixture, parallel.ep, parallel.expert_tp
+    if mixture is None:
+        if ep > 1 or parallel.etp is not None:
+            named = f"ep {ep}" if ep > 1 else f"etp {parallel.etp}"
+            raise InputError(
+                f"{named} needs a mixture-of-experts model; this one is dense: leave ep and etp out"
+                " of the layout, and write dp"
+            )
+        return
+    if etp not in (1, parallel.tp):
+        raise InputError(f"etp is {etp} and tp {parallel.tp}; write 1, or as much as tp")
+    if etp != parallel.tp and ep == 1:
         raise InputError(
-            f"ep {parallel.ep} needs a mixture-of-experts model; this one is dense, as all"
-            " supported families are: leave ep out of the layout, and write dp"
+            f"etp 1 with tp {parallel.tp} and ep 1 would train the experts with wrong gradients in"
+            " Megatron-core 0.16; leave etp out, or share the experts out with ep"
         )
+    divided = {
+        f"ep {ep} does not divide the model's experts": (mixture.num_experts, ep),
+        f"etp {etp} does not divide the feed-forward size of an expert": (mixture.ffn, etp),
+        f"tp {parallel.tp} does not divide that of the shared experts": (
+            mixture.shared_ffn,
+            parallel.tp,
+        ),
+        f"ep {ep} with etp {etp} does not divide the ranks of a pipeline stage": (
+            parallel.world_size // parallel.pp,
+            ep * etp,
+        ),
+    }
+    for what, (size, by) in divided.items():
+        if size % by:
+            raise InputError(f"{what} ({size})")
 
 
 def _check_stages(layers: int, pp: int, options: Mapping[str, Any]) -> None:

@@ -10,8 +10,11 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from infra.errors import InputError
 
 TABLE = Path(__file__).with_name("options.json")
 
@@ -62,3 +65,19 @@ def _kinds(hint: Any) -> set[str]:
 
 if __name__ == "__main__":
     TABLE.write_text(json.dumps(describe_options(), indent=1) + "\n")
+
+
+T = TypeVar("T")
+
+
+def filled(kind: type[T], options: Mapping[str, Any], **ours: Any) -> T:
+    """A `kind` with our fields, and those of the options that it has. InputError if it refuses."""
+    fields: Any = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    names = {field.name for field in fields}
+    given = {name: value for name, value in options.items() if name in names}
+    try:
+        return kind(**(ours | given))
+    except (ValueError, AssertionError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"Megatron-core refuses trainer.megatron {dict(options)}: {error}"
+        ) from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,7 @@ from megatron.core import parallel_state
 from engines.megatron import device
 from engines.megatron.spec import Parallel
 from engines.rendezvous import store_at
+from infra.processes.network import free_ports
 
 # A collective that waits longer than this has lost a peer.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -32,6 +35,8 @@ class Layout:
     pp_rank: int
     cp_rank: int
     dp_rank: int
+    ep_rank: int = 0
+    expert_tp_rank: int = 0
 
     @property
     def world(self) -> int:
@@ -61,6 +66,17 @@ class Layout:
     @property
     def cp_group(self) -> dist.ProcessGroup:
         return _group(parallel_state.get_context_parallel_group())
+
+    @property
+    def expert_group(self) -> dist.ProcessGroup:
+        """The ranks that hold all of a stage's routed experts together."""
+        return _group(parallel_state.get_expert_tensor_and_model_parallel_group())
+
+    @property
+    def stage_group(self) -> dist.ProcessGroup:
+        """All ranks of this pipeline stage; tensor-parallel ones are next to each other."""
+        whole = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+        return _group(whole)
 
 
 def _group(group: Any) -> dist.ProcessGroup:
@@ -101,6 +117,7 @@ def start_parallel(
         pipeline_model_parallel_size=parallel.pp,
         context_parallel_size=parallel.cp,
         expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.expert_tp,
         # Only the optimizer's CPU-side gathers need extra gloo groups, and we use none of them.
         create_gloo_process_groups=False,
     )
@@ -117,9 +134,10 @@ def stop_parallel() -> None:
     if device.has_cuda():
         torch.cuda.empty_cache()
         # Pinned blocks too, in which a sleeping rank's bytes and checkpoints waited: an idle rank
-        # would hold as much host memory as a model's whole state.
-        if torch.cuda.is_initialized():
-            torch.accelerator.empty_host_cache()
+        # would hold as much host memory as a model's whole state. Torch before 2.12 cannot.
+        empty: Any = getattr(torch.accelerator, "empty_host_cache", None)
+        if empty is not None and torch.cuda.is_initialized():
+            empty()
 
 
 def control_group() -> dist.ProcessGroup | None:
@@ -146,4 +164,17 @@ def current_layout(parallel: Parallel) -> Layout:
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
         cp_rank=parallel_state.get_context_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
+        ep_rank=parallel_state.get_expert_model_parallel_rank(),
+        expert_tp_rank=parallel_state.get_expert_tensor_parallel_rank() or 0,
     )
+
+
+@contextmanager
+def one_rank() -> Generator[None]:
+    """Megatron's process groups with this process alone, until the block ends."""
+    (port,) = free_ports(1)
+    start_parallel(0, 1, f"tcp://127.0.0.1:{port}", Parallel())
+    try:
+        yield
+    finally:
+        stop_parallel()

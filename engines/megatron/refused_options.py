@@ -10,6 +10,7 @@ _FROM_RESOURCES = {
     "pipeline_model_parallel_size": "pp",
     "context_parallel_size": "cp",
     "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
 }
 _FROM_OPTIMIZER = {
     "adam_beta1": "beta1",
@@ -26,7 +27,10 @@ _MODEL = "the model folder's config.json decides it, and servers and exports kno
 _FROM_MODEL = "it comes from the model folder's config.json"
 _TRAINER = "it is set by the trainer itself"
 _LAYERS = "it has no effect on the trainer's own attention, norms, rotary angles and output layer"
-_DENSE = "all supported families are dense: there are no experts to divide or to route to"
+_EXPERTS = (
+    "config.json says how tokens are routed to experts, and no test shows that this option leaves"
+    " the model as it is"
+)
 _ADAMW = "it has no effect on AdamW in fp32 or bf16, which the trainer uses"
 _NEEDS_TE = "it needs Transformer Engine, which is in none of our locks, and does nothing without"
 _NEEDS_APEX = "it needs apex's kernels, which are in none of our locks"
@@ -77,7 +81,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
         *("persist_layer_norm", "rotary_interleaved", "softmax_type", "wgrad_deferral_limit"),
         *("window_attn_skip_freq", "window_size"),
     ),
-    _DENSE: (
+    _EXPERTS: (
         *("moe_*", "expert_*", "ep_*", "overlap_moe_expert_parallel_comm"),
         "use_fused_weighted_squared_relu",
     ),

@@ -15,41 +15,55 @@ from torch import Tensor
 from engines.megatron import kernels
 
 
-def rotary_factors(positions_T: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines [T, 1, D] and sines [T, 1, D / 2], float32, for `speeds` [D / 2] in radians."""
+def rotary_factors(
+    positions_T: Tensor, speeds: Tensor, head_dim: int | None = None, *, in_pairs: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Cosines [T, 1, D] and sines [T, 1, R / 2], float32, for `speeds` [R / 2] in radians.
+
+    R of the D numbers of a head of `head_dim` are rotated, the first ones; None: all of them.
+    """
     angles = positions_T[:, None, None].float() * speeds
     cos = angles.cos()
-    return torch.cat([cos, cos], -1), angles.sin()
+    kept = (head_dim or 0) - 2 * len(speeds)
+    ones = [cos.new_ones(len(cos), 1, kept)] if kept > 0 else []
+    turned = [cos.repeat_interleave(2, -1)] if in_pairs else [cos, cos]
+    return torch.cat([*turned, *ones], -1), angles.sin()
 
 
 class Rotate(torch.autograd.Function):
-    """Rotary embedding of [T, N, D] by its halves; half the passes that autograd would make."""
+    """Rotary embedding of [T, N, D] in half the passes that autograd would make: a number of the
+    first half of what is rotated turns with one of the second half, or `in_pairs` with the next."""
 
     @staticmethod
-    def forward(ctx: Any, x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_TND: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool = False
+    ) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotation()(x_TND, cos, sin)
+        ctx.in_pairs = in_pairs
+        return _rotation()(x_TND, cos, sin, in_pairs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         # A rotation's gradient is the rotation back.
-        return _rotation()(gradients[0], cos, -sin), None, None
+        return _rotation()(gradients[0], cos, -sin, ctx.in_pairs), None, None, None
 
 
-def _rotation() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _rotation() -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
     return _fused() if kernels.in_use().compiled else _rotated
 
 
 @functools.cache
-def _fused() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _fused() -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
     """One pass over a tensor in place of five, for packs of any number of tokens."""
     return torch.compile(_rotated, dynamic=True)
 
 
-def _rotated(x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x_TND: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool) -> Tensor:
     half, wide = sin.size(-1), x_TND.float()
+    halves = (slice(0, half), slice(half, 2 * half))
+    one, other = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if in_pairs else halves
     out = wide * cos
-    out[..., :half].addcmul_(wide[..., half:], sin, value=-1)
-    out[..., half:].addcmul_(wide[..., :half], sin)
+    out[..., one].addcmul_(wide[..., other], sin, value=-1)
+    out[..., other].addcmul_(wide[..., one], sin)
     return out.to(x_TND.dtype)

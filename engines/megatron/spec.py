@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -23,11 +24,18 @@ class Parallel(Config):
     dp: PositiveInt = 1
     """data parallel size"""
     ep: PositiveInt = 1
-    """expert parallel size (mixture-of-experts models), within dp"""
+    """expert parallel size: so many ranks share out the routed experts, within tp * cp * dp"""
+    etp: PositiveInt | None = None
+    """tensor parallel size of each routed expert: 1, or as much as tp; None: as much as tp"""
 
     @property
     def world_size(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one routed expert."""
+        return self.etp or self.tp
 
 
 class Optimizer(Config):
@@ -49,19 +57,28 @@ class Optimizer(Config):
     """largest global gradient norm; 0: no clipping"""
 
 
+MICRO_BATCH_TOKENS = 8192
+
+
 class TrainerSettings(Config):
     """How Megatron-core trains (resources say where)."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """parameter and compute type; fp32 on CPU"""
-    micro_batch_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 8192
-    """largest number of tokens in one micro-batch of one rank"""
+    micro_batch_tokens: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
+    """largest number of tokens in one micro-batch of one rank; None: 8,192, or fewer where the
+    machine that starts the run has too little memory for that, as `tributary check` shows"""
     kernels: Annotated[KernelChoice, RESULT_NEUTRAL] = "auto"
     """auto: the fused kernels that the device has; fused: refuse to start where one is missing;
     plain: none of them"""
     megatron: dict[str, Any] = Field(default_factory=dict)
     """fields of Megatron-core's TransformerConfig, OptimizerConfig and
     DistributedDataParallelConfig, passed through under their own names"""
+
+    @property
+    def most_tokens(self) -> int:
+        """In one micro-batch of one rank."""
+        return self.micro_batch_tokens or MICRO_BATCH_TOKENS
 
 
 class CriticSettings(Config):
@@ -98,3 +115,14 @@ class CriticSettings(Config):
     def trainer_beside(self, policy: TrainerSettings) -> TrainerSettings:
         """How the critic trains, given how the policy does."""
         return self.trainer or policy
+
+
+Role = Literal["sft", "preference", "reward", "policy", "critic"]
+
+ROLES: Mapping[Role, str] = {
+    "sft": "engines.megatron.train.sft_trainer:SftTrainer",
+    "preference": "engines.megatron.train.preference_trainer:PreferenceTrainer",
+    "reward": "engines.megatron.train.reward_trainer:RewardTrainer",
+    "policy": "engines.megatron.rl.trainer:RlTrainer",
+    "critic": "engines.megatron.train.critic:CriticTrainer",
+}

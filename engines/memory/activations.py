@@ -8,16 +8,69 @@ ranks share all of them out, as they share the sequence as well.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from engines.megatron.spec import Parallel
 from engines.memory.model_size import ModelSize
-from engines.memory.recompute import Recompute
+
+_OF_SELECTIVE = ("core_attn",)
+"""`recompute_modules`, where it is not written"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """`modules` of every layer, or `layers`: those of a stage that keep only their input."""
+
+    modules: frozenset[str] = frozenset()
+    method: str = ""
+    """"uniform": every `num_layers`-th layer keeps its input; "block": the first `num_layers` do;
+    empty: none"""
+    num_layers: int = 0
+
+    def whole_layers(self, layers: int) -> int:
+        """Of so many layers, those that keep all their values, at the moment when most do."""
+        if self.method == "uniform":
+            return min(self.num_layers, layers)
+        if self.method == "block":
+            # The first layers come last: when one is computed again, the others' values are gone.
+            return max(self.untouched_layers(layers), 1)
+        return layers
+
+    def untouched_layers(self, layers: int) -> int:
+        """Of so many layers, those that keep all their values between the passes."""
+        if self.method == "uniform":
+            return 0
+        return layers - min(self.num_layers, layers)
+
+    def inputs_kept(self, layers: int) -> int:
+        """Layers whose input alone is kept."""
+        if self.method == "uniform":
+            return -(-layers // max(self.num_layers, 1))
+        return min(self.num_layers, layers)
+
+
+NOTHING = Recompute()
+
+
+def recompute_of(options: Mapping[str, Any]) -> Recompute:
+    """From `trainer.megatron`. Example: {"recompute_granularity": "selective"}."""
+    match options.get("recompute_granularity"):
+        case "selective":
+            return Recompute(frozenset(options.get("recompute_modules") or _OF_SELECTIVE))
+        case "full":
+            method = options.get("recompute_method") or "uniform"
+            return Recompute(method=method, num_layers=options.get("recompute_num_layers") or 1)
+        case _:
+            return NOTHING
 
 
 def kept_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
     """Of one layer and token, until its backward pass."""
     hidden = size.hidden
     # A norm keeps its normalised input; the linear layer after it keeps the norm's output.
-    norms = 2 * hidden
+    norms = size.norms * hidden
     inputs = 2 * hidden
     mlp = 0 if "mlp" in recompute.modules else mlp_values(size)
     return norms + inputs + attention_values(size, recompute, cp) + size.queries + mlp

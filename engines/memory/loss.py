@@ -1,7 +1,8 @@
-"""Memory of the logprobs that are computed straight from hidden states.
+"""Memory of the logprobs that are computed straight from hidden states, and the sizes they keep to.
 
-As `engines/algorithms/linear_logprobs.py` does it: the vocabulary in tiles, of which three lie in
-work, and some logits kept for the backward pass. R rows, V this rank's part of the vocabulary.
+`engines/algorithms/linear_logprobs.py` walks the vocabulary in tiles, of which three lie in work
+(of fused kernels at most two), and keeps some logits for the backward pass. R rows, V this rank's
+part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ from typing import Literal
 Place = Literal["cpu", "cuda"]
 FP32 = 4
 
-# As in linear_logprobs, which imports torch; a test compares them.
-TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
+TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+"""of one tile in fp32, unless `MIN_COLUMNS` asks for more. Three are in work at once and fit a
+processor's cache; a GPU wants larger products, and fewer launches and sums of hidden's gradient"""
+COLUMNS_OF = {"cpu": 1, "cuda": 128}
+"""what a tile's number of columns is a multiple of: where a row of half-precision logits does not
+begin at a multiple of 16 bytes, cuBLAS takes kernels for old chips, several times slower"""
 MIN_COLUMNS = 1024
+"""narrower matrix products are slow"""
 KEPT_BYTES = 512 * 2**20
+"""of logits kept for the backward pass beside those that the weight's gradient has room for; the
+others are computed again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,9 @@ class LossMemory:
 
 def loss_memory(rows: int, hidden: int, vocab: int, value_bytes: int, place: Place) -> LossMemory:
     """Of `rows` trained rows; `vocab` is the rank's part, `value_bytes` of the trainer's type."""
-    most = max(MIN_COLUMNS, TILE_BYTES[place] // (FP32 * max(rows, 1)))
-    num_tiles = -(-vocab // most)
-    tile = rows * -(-vocab // num_tiles)
-    in_gradient = _tiles_in_gradient(rows, hidden, vocab, num_tiles)
+    width = tile_width(rows, vocab, place)
+    num_tiles, tile = -(-vocab // width), rows * width
+    in_gradient = _tiles_in_gradient(rows, hidden, vocab, width)
     beside = min(num_tiles - in_gradient, KEPT_BYTES // (tile * value_bytes))
     # The gradient of a tile's logits in the trainer's type, where that is not fp32.
     narrowed = tile * value_bytes if value_bytes < FP32 else 0
@@ -65,9 +72,15 @@ def loss_memory(rows: int, hidden: int, vocab: int, value_bytes: int, place: Pla
     )
 
 
-def _tiles_in_gradient(rows: int, hidden: int, vocab: int, num_tiles: int) -> int:
+def tile_width(rows: int, vocab: int, place: str) -> int:
+    """Columns of every tile but the last, which may have fewer."""
+    most = max(MIN_COLUMNS, TILE_BYTES[place] // (FP32 * max(rows, 1)))
+    width = -(-vocab // -(-vocab // most))
+    return min(-(-width // COLUMNS_OF[place]) * COLUMNS_OF[place], vocab)
+
+
+def _tiles_in_gradient(rows: int, hidden: int, vocab: int, width: int) -> int:
     """How many tiles' logits find room in the memory of the weight's gradient."""
-    width = -(-vocab // num_tiles)
     found = 0
     for start in range(0, vocab, width):
         last = max(rows, hidden) * start + rows * (min(start + width, vocab) - start)

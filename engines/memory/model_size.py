@@ -3,13 +3,18 @@ train can be described as well."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from engines.families.common.family import ModelShape
+from engines.families.common.tensors import HfTensor
 
 _WHOLE = {("hidden",), ("head",)}
 """rows of vectors that every tensor-parallel rank has whole: the norms' weights"""
+_ROUTER = ("experts",)
+"""rows of what a router has, which no rank shares either"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class ModelSize:
     expert_weights: int = 0
     """of all layers' routed experts; expert-parallel ranks share them out as well"""
     experts_per_token: int = 0
+    norms: int = 2
+    """in one layer, of whole hidden states"""
     has_value_head: bool = False
 
     @property
@@ -46,24 +53,90 @@ class ModelSize:
         return layers + tops * self.vocab * self.hidden + self.hidden + head
 
 
+def _is_norm(stored: tuple[HfTensor, ...]) -> bool:
+    return [(t.rows, t.columns) for t in stored] == [(("hidden",), None)]
+
+
+def _is_whole(tensor: HfTensor) -> bool:
+    return tensor.rows == _ROUTER or (tensor.columns is None and tensor.rows in _WHOLE)
+
+
 def size_of(shape: ModelShape) -> ModelSize:
     """Of a model that the engines train."""
-    axes = shape.axes
-    layer = [t for stored in shape.family.tensors.layer.values() for t in stored]
-    whole = [t for t in layer if t.columns is None and t.rows in _WHOLE]
-    num_whole = sum(prod(t.size(axes)) for t in whole)
-    num_all = sum(prod(t.size(axes)) for t in layer)
+    axes, mixture, table = shape.axes, shape.mixture, shape.family.tensors
+    routed = shape.num_routed_layers
+    dense = shape.num_layers - routed
+    kinds = [(dense, table.layer), (routed, table.expert_layer)]
+    layers = [(n, t) for n, kind in kinds for stored in kind.values() for t in stored]
+    num_all = sum(n * prod(t.size(axes)) for n, t in layers)
+    num_whole = sum(n * prod(t.size(axes)) for n, t in layers if _is_whole(t))
+    expert = [t for stored in table.expert.values() for t in stored]
+    ffn = shape.ffn
+    if mixture is not None:
+        passed = mixture.ffn * mixture.per_token + mixture.shared_ffn
+        ffn = max(passed, ffn if dense else 0)
     return ModelSize(
         num_layers=shape.num_layers,
         hidden=shape.hidden,
         queries=axes["queries"],
         keys=axes["keys"],
         head_dim=shape.head_dim,
-        ffn=shape.ffn,
+        ffn=ffn,
         vocab=shape.vocab,
         is_tied=shape.is_tied,
-        has_head_norms=any(t.rows == ("head",) for t in whole),
-        split_weights=shape.num_layers * (num_all - num_whole),
-        whole_weights=shape.num_layers * num_whole,
+        has_head_norms=any("self_attention.q_layernorm.weight" in kind for n, kind in kinds if n),
+        norms=max(sum(map(_is_norm, kind.values())) for n, kind in kinds if n),
+        split_weights=num_all - num_whole,
+        whole_weights=num_whole,
+        expert_weights=routed * axes.get("experts", 0) * sum(prod(t.size(axes)) for t in expert),
+        experts_per_token=mixture.per_token if mixture else 0,
         has_value_head=shape.has_value_head,
     )
+
+
+_QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
+_LLAMA3 = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
+_QWEN3_MOE = {
+    **_QWEN3,
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+_GLM4_MOE = {
+    "model_type": "glm4_moe",
+    "head_dim": 128,
+    "vocab_size": 151552,
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+}
+
+
+def _config(family: Mapping[str, Any], *sizes: int, is_tied: bool = False) -> dict[str, Any]:
+    """`sizes`: hidden, layers, heads, feed-forward, feed-forward of an expert."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    written = dict(zip((*names, "moe_intermediate_size"), sizes, strict=False))
+    return {**family, **written, "tie_word_embeddings": is_tied}
+
+
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    "Qwen3-0.6B": _config(_QWEN3, 1024, 28, 16, 3072, is_tied=True),
+    "Qwen3-1.7B": _config(_QWEN3, 2048, 28, 16, 6144, is_tied=True),
+    "Qwen3-4B": _config(_QWEN3, 2560, 36, 32, 9728, is_tied=True),
+    "Qwen3-8B": _config(_QWEN3, 4096, 36, 32, 12288),
+    "Qwen3-14B": _config(_QWEN3, 5120, 40, 40, 17408),
+    "Qwen3-32B": _config(_QWEN3, 5120, 64, 64, 25600),
+    "Llama-3-8B": _config(_LLAMA3, 4096, 32, 32, 14336),
+    "Llama-3-70B": _config(_LLAMA3, 8192, 80, 64, 28672),
+    "Qwen3-30B-A3B": _config(_QWEN3_MOE, 2048, 48, 32, 6144, 768),
+    "GLM-4.5-Air": _config(_GLM4_MOE, 4096, 46, 96, 10944, 1408),
+    "GLM-4.5": _config(
+        {**_GLM4_MOE, "use_qk_norm": True, "n_routed_experts": 160, "first_k_dense_replace": 3},
+        *(5120, 92, 96, 12288, 1536),
+    ),
+}
+"""config.json, without what no size depends on. Layers for multi-token prediction are left out, as
+they are not trained"""

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from engines.rollout.admission import OnStale
 from engines.rollout.buffers import GroupBuffer
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
-from engines.rollout.tickets import Ticket
+from engines.rollout.tickets import OnStale, Ticket
 from engines.types import Group
 
 _CANCEL_S = 30.0
@@ -121,6 +120,7 @@ class BackgroundSampler:
         thread, what the data source needs besides."""
         state = self.producer.source.state(self.first_open)
         state["open"] = sorted([*self._open, *self._rolling])
+        state["dropped_share"] = self.producer.dropped_share
         (folder / _FILE).write_text(json.dumps(state))
         return self.producer.source.take_unsaved()
 
@@ -129,6 +129,7 @@ class BackgroundSampler:
         state = json.loads((folder / _FILE).read_text())
         self.producer.source.restore(state)
         self._open = state["open"]
+        self.producer.dropped_share = state["dropped_share"]
 
     def _is_enough(self, tickets: Collection[int] | None) -> bool:
         if tickets is not None:

@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from engines.fault import Fault, guarded
-from engines.rollout.built_in_parts import BUFFERS
-from engines.rollout.protocols import PolicyVersion
+from engines.draws import Fault, guarded
+from engines.rollout.protocols import BUFFERS, PolicyVersion
 from engines.rollout.records.packing import pack_groups, unpack_groups
 from engines.types import TRAINABLE, Group, one_per_rollout
 from infra.hooks import construct, require_methods, require_no_options, resolve
@@ -36,6 +35,9 @@ _FILE = "buffer.bin"
 
 class GroupBuffer:
     """What waits to be trained on."""
+
+    takes_oldest = True
+    """whether a step takes the first tickets that wait, so that more of them change nothing"""
 
     def __init__(self, *, groups_per_step: int, max_staleness: int, policy: PolicyVersion) -> None:
         self.groups_per_step = groups_per_step
@@ -181,6 +183,8 @@ _TAKEN_FILE = "taken.json"
 class ChoosingBuffer(GroupBuffer):
     """Its length is what waits for its first step: groups that may come again replace no others, so
     sampling goes on."""
+
+    takes_oldest = False
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from engines.rollout.records.gallery import to_score
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Group, Sample
 from engines.weight_versions import NO_VERSION
-from infra.run_both import run_both
+from infra.processes.coroutines import run_both
 from infra.timeline import TRAINER, span
 
 BeforePublish = Callable[[], Awaitable[object]]
@@ -64,6 +64,8 @@ class StepResult:
     """what went wrong with the choice of the groups"""
     train_seconds: float = 0.0
     publish_seconds: float = 0.0
+    pause_seconds: float = 0.0
+    """of the publish, in which servers waited"""
     publish_bytes: int = 0
 
     @property
@@ -168,4 +170,5 @@ class Consumer:
         report = await self._policy.publish_next()
         result.version = self._policy.version
         result.publish_seconds = time.monotonic() - began
+        result.pause_seconds = report.pause_seconds
         result.publish_bytes = report.written_bytes or report.bytes

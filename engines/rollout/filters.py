@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engines.fault import Fault, guarded
-from engines.rollout.built_in_parts import FILTERS
+from engines.draws import Fault, guarded
+from engines.rollout.protocols import FILTERS
 from engines.types import TRAINABLE, Group, Message, Problem, Sample, Status, one_per_rollout
 from engines.weight_versions import WeightVersions
 from infra.errors import InputError

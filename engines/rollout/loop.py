@@ -16,7 +16,6 @@ Only this file says when what happens: tickets, journal, buffer and take log kno
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -115,13 +114,15 @@ async def fill(producer: Producer) -> Sampled:
     recovered, recovered_tokens = producer.recovered, producer.recovered_tokens
     sampled = Sampled()
     while count := producer.admission.in_turns(len(producer.buffer), sampled.waves):
-        tickets = producer.source.draw(count)
-        rolled = await asyncio.gather(*map(producer.roll_and_filter, tickets))
+        rolled = await producer.roll_wave(producer.source.draw(count))
         for group, drop in rolled:
             producer.emit(group, drop, sampled)
             sampled.groups.append(group)
         producer.source.tell([group for group, _ in rolled])
         sampled.waves += 1
+    if sampled.groups:
+        dropped = sampled.filtered.total() / len(sampled.groups)
+        producer.dropped_share = (producer.dropped_share + dropped) / 2
     await producer.flush()
     sampled.seconds = sampled.waited_seconds = time.monotonic() - began
     sampled.recovered = producer.recovered - recovered

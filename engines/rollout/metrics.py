@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from engines.types import Group, Sample, Status, one_per_rollout
@@ -95,6 +96,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "generate_seconds": sampled.seconds,
         "train_seconds": result.train_seconds,
         "publish_seconds": result.publish_seconds,
+        "publish_pause_seconds": result.pause_seconds,
         "publish_bytes": float(result.publish_bytes),
         "trainer_idle_seconds": sampled.waited_seconds,
         "step_seconds": sampled.waited_seconds + result.train_seconds + result.publish_seconds,
@@ -182,8 +184,80 @@ async def _count(timeline: Timeline, depths: Callable[[], Mapping[str, float]]) 
         await asyncio.sleep(_EVERY_S)
 
 
+_USUAL, _LATELY = 20, 5
+"""steps whose median is the usual, and those after them whose median is compared with it"""
+_MUCH = 2.0
+"""how many times as large, or as small, is told"""
+_ALARMS: Mapping[str, tuple[float, str]] = {
+    "generate_tokens_per_s": (
+        0.0,
+        "a server is slower than it was, or fewer of them answer: look at their logs",
+    ),
+    "mfu": (
+        0.0,
+        "a rank's device is slower than it was, or something else computes on it",
+    ),
+    "publish_pause_seconds": (
+        1.0,
+        "what connects the trainer with the servers is slower than it was, or more servers wait",
+    ),
+    "staleness_mean": (
+        1.0,
+        "training waits for long answers, or is slower than sampling: see `max_staleness`",
+    ),
+}
+"""figures whose change is told, with what it may come from: those that fall, and those that rise,
+which have a least value from which that matters"""
+CACHE_USE = "kv_use_max"
+_FULL = 0.97
+"""of a server's cache: from there SGLang takes turns back and computes them again"""
+_CACHE_ADVICE = (
+    "turns are taken back and computed again: raise `fleet.max_total_tokens` or the servers, or"
+    " lower `fleet.max_turns_per_server`"
+)
+
+
+class Alarms:
+    """Tells of figures that are no longer what they were, once until they are usual again: the
+    present attempt's steps, and nothing of it is kept with the artifact."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[float]] = {}
+        self._told: set[str] = set()
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Take a step's metrics in -> what to say. A step that does without a figure says 0."""
+        for name, (least, advice) in _ALARMS.items():
+            now = self._lately(name, metrics)
+            if now is not None and len(self._seen[name]) == _USUAL + _LATELY:
+                usual = median(list(self._seen[name])[:_USUAL])
+                is_off = now > max(_MUCH * usual, least) if least else now < usual / _MUCH
+                verb = "rose" if least else "fell"
+                what = f"{name} {verb} to {now:.3g}, from {usual:.3g} in the {_USUAL} steps before"
+                yield from self._tell(name, is_off, f"step {step}: {what}: {advice}")
+        full = self._lately(CACHE_USE, metrics)
+        if full is not None:
+            what = f"a server's KV cache is {full:.0%} full"
+            yield from self._tell(CACHE_USE, full >= _FULL, f"step {step}: {what}: {_CACHE_ADVICE}")
+
+    def _lately(self, name: str, metrics: Mapping[str, float]) -> float | None:
+        """None where this step has no such figure, or too few have."""
+        if not metrics.get(name):
+            return None
+        seen = self._seen.setdefault(name, deque(maxlen=_USUAL + _LATELY))
+        seen.append(metrics[name])
+        return median(list(seen)[-_LATELY:]) if len(seen) >= _LATELY else None
+
+    def _tell(self, name: str, is_off: bool, message: str) -> Iterator[str]:
+        if is_off and name not in self._told:
+            yield message
+        (self._told.add if is_off else self._told.discard)(name)
+
+
 FILLS_CONTEXT = "fills the context"
 """in the reason of a rollout whose prompt leaves no room for an answer"""
+UNWRITTEN = "prompt: "
+"""begins the reason of a rollout whose prompt the chat template does not write"""
 
 _SOLVED_WINDOW = 3
 
@@ -254,6 +328,8 @@ def way_out(failure: str) -> str:
     """What a person can do about rollouts that fail for this reason."""
     if FILLS_CONTEXT in failure:
         return "Leave such prompts out, or take a model with a longer context"
+    if failure.startswith(UNWRITTEN):
+        return "Leave such prompts out, or take a chat template that writes them"
     return "Repair the reward or the environment"
 
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from engines.rollout.admission import Admission
 from engines.rollout.buffers import GroupBuffer
 from engines.rollout.filters import AskFilter, Drop
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.journals import Finished, RolloutJournal, TicketTurns, TurnJournal
 from engines.rollout.records.take_log import Take
 from engines.rollout.roller import RollsGroups
-from engines.rollout.tickets import Ticket, TicketSource
+from engines.rollout.tickets import Admission, Ticket, TicketSource
 from engines.types import TRAINABLE, Group
 from engines.weight_versions import NO_VERSION, WeightVersions
 from infra.timeline import TICKETS, span
@@ -88,6 +88,9 @@ class Producer:
         """the version that repeating an earlier attempt's steps leads to"""
         self.recovered = 0
         """rollouts that an earlier attempt had finished"""
+        self.dropped_share = 0.0
+        """of a wave's groups, those that may not teach: half of it is the last step's share, a
+        quarter that of the step before, and so on"""
 
     @property
     def recovered_tokens(self) -> int:
@@ -135,6 +138,42 @@ class Producer:
         """A ticket's group, and why it may not be trained on. Raises EngineError."""
         group = await self.roll(ticket)
         return group, await self.drop_of(group)
+
+    async def roll_wave(self, tickets: Sequence[Ticket]) -> list[tuple[Group, Drop | None]]:
+        """Roll the tickets in their order until as many groups may teach as the step still needs:
+        as many as usual at once, then another one for each that is dropped. Which ones are rolled
+        follows from their groups, never from the clock. Raises EngineError."""
+        at_once = self._usually_needed(tickets)
+        spare = at_once - self._missing
+        left = iter(tickets)
+        rolled: list[tuple[Group, Drop | None]] = []
+
+        async def roll_on(ticket: Ticket | None) -> None:
+            nonlocal spare
+            while ticket is not None:
+                group, drop = await self.roll_and_filter(ticket)
+                rolled.append((group, drop))
+                if drop is None:
+                    return
+                spare -= 1
+                ticket = next(left, None) if spare < 0 else None
+
+        await asyncio.gather(*map(roll_on, list(islice(left, at_once))))
+        return sorted(rolled, key=lambda pair: pair[0].ticket)
+
+    def _usually_needed(self, tickets: Sequence[Ticket]) -> int:
+        """Count the tickets of a wave that start at once: all where a rule chooses among the
+        groups, and at least those that an earlier attempt trained on."""
+        if not self.buffer.takes_oldest or self.dropped_share == 1:
+            return len(tickets)
+        taken = [place for place, t in enumerate(tickets, 1) if t.number in self._taken]
+        usual = int(self._missing / (1 - self.dropped_share))
+        return min(len(tickets), max([usual, *taken]))
+
+    @property
+    def _missing(self) -> int:
+        """Count the groups that the next step still needs."""
+        return self.admission.groups_per_step - len(self.buffer)
 
     def emit(self, group: Group, drop: Drop | None, sampled: Sampled) -> None:
         """Let a group wait to be trained on if nothing drops it, and note in `sampled` which."""

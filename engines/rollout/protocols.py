@@ -22,7 +22,30 @@ from engines.types import (
 
 if TYPE_CHECKING:
     from engines.step_inputs import StepInputs, TrainedStep, Values
-    from engines.weights.report import PublishReport
+    from engines.weights.transport import PublishReport
+
+
+DRIVERS: Mapping[str, str] = {
+    "conversation": "engines.rollout.drivers.driver:Conversation",
+    "harness": "engines.agents.harness:Harness",
+    "library": "engines.agents.library_driver:LibraryDriver",
+}
+
+SOURCES: Mapping[str, str] = {
+    "in-turns": "engines.rollout.tickets:TicketSource",
+    "weighted": "engines.rollout.sources:Weighted",
+    "by-difficulty": "engines.rollout.sources:ByDifficulty",
+}
+
+FILTERS: Mapping[str, str] = {
+    "can-teach": "engines.rollout.filters:CanTeach",
+    "outcome-between": "engines.rollout.filters:OutcomeBetween",
+    "every": "engines.rollout.filters:Every",
+}
+
+BUFFERS: Mapping[str, str] = {
+    "oldest-first": "engines.rollout.buffers:GroupBuffer",
+}
 
 
 class Generate(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engines.devices.sharing import SeparateDevices
-from engines.weights.report import PublishReport
+from engines.weights.transport import PublishReport
 from infra.errors import EngineError
 
 _TRIES = 3

@@ -19,12 +19,13 @@ from typing import Any, Protocol
 
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
+from engines.rollout.metrics import UNWRITTEN
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journals import Finished, TicketTurns, prompt_checksum
 from engines.sglang.spec import MOST_RUNNING
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
-from infra.cancelling import is_told_to_end
 from infra.errors import InfrastructureError, TributaryError
+from infra.processes.coroutines import is_told_to_end
 from infra.timeline import JUDGES, span
 
 _ROLLOUTS_A_TURN = 2
@@ -160,7 +161,7 @@ class Roller:
             words = str(error).removeprefix(f"problem {problem.id}: ")
             if not isinstance(error, TributaryError):
                 words = f"{type(error).__name__}: {words}"
-            return problem, [], f"prompt: {at}: {words}"
+            return problem, [], f"{UNWRITTEN}{at}: {words}"
 
     async def _roll_out(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
         """One rollout, judged. Raises EngineError."""

@@ -51,12 +51,14 @@ async def sample_rollouts(
     temperature: float,
     kept: KeptRollouts,
     label: str = "",
+    draw: int = 0,
 ) -> list[list[Rollout]]:
     """`samples` judged rollouts of each problem, in order of the problems.
 
     `label` tells this sweep's rollouts from those of others with the same problems and weights.
     Every generated token must come from weights `kept.version`; raises EngineError when one does
     not. The seeds do not depend on the version: models are compared on the same random numbers.
+    Every `draw` of the same problems has others.
     """
 
     def roll(problem: Problem) -> Awaitable[list[Rollout]]:
@@ -66,7 +68,7 @@ async def sample_rollouts(
             samples,
             temperature=temperature,
             group_id=f"{label}/{problem.id}" if label else problem.id,
-            seed_name=problem.id,
+            seed_name=f"{problem.id}/{draw}" if draw else problem.id,
             known=kept.known,
             on_finished=kept.keep,
         )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from engines.fault import Fault, guarded
-from engines.rollout.built_in_parts import SOURCES
+from engines.draws import Fault, guarded
 from engines.rollout.metrics import mean
+from engines.rollout.protocols import SOURCES
 from engines.types import TRAINABLE, Group, one_per_rollout
 from infra.config import require_comparable
 from infra.errors import InputError
@@ -106,6 +106,91 @@ class Weighted:
     def pick(self, number: int) -> Pick:
         draw = random.Random(f"weighted/{self._seed}/{number}")
         return Pick(draw.choices(self._names, self._weights)[0])
+
+
+_UNSURE = 0.25
+"""groups, half of them right, that a problem's success rate begins with"""
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """Counts what groups said of one problem; older groups count less."""
+
+    right: float = 0.0
+    groups: float = 0.0
+    told: int = 0
+    """results of all problems when its last one came"""
+
+
+class ByDifficulty:
+    """Problems that the model solves sometimes come again, those that it solves always or never
+    seldom: one with the success rate p is drawn with the weight 4 p (1 - p) + floor.
+
+    Example: ByDifficulty(["a"], 0, fresh=0.25): one of four tickets has the next new problem
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[str],
+        seed: int,
+        *,
+        fresh: float = 0.5,
+        floor: float = 0.05,
+        half_life: float = 512.0,
+        problems: int | None = None,
+    ) -> None:
+        """`fresh` is the share of tickets that go on in the domains' order. After `half_life`
+        results a result counts half, so that what was too hard or too easy is tried again.
+        `problems`: how many different ones a domain has, after which the first comes again."""
+        if not (0 < fresh <= 1 and 0 <= floor <= 1 and half_life > 0):
+            raise InputError(
+                f"fresh {fresh}, floor {floor}, half_life {half_life}: `fresh` is above 0 and at"
+                " most 1, `floor` is from 0 to 1, `half_life` is above 0"
+            )
+        if problems is not None and (problems < 1 or problems % 1):
+            raise InputError(f"problems {problems}: give a whole number from 1 on, or leave it out")
+        self._domains, self._seed = domains, seed
+        self._fresh, self._floor, self._half_life = fresh, floor, half_life
+        self._problems = problems
+        self._known: dict[tuple[str, int], _Evidence] = {}
+        self._told = 0
+        self._weights: dict[tuple[str, int], float] | None = None
+
+    def pick(self, number: int) -> Pick:
+        draw = random.Random(f"by-difficulty/{self._seed}/{number}")
+        weights = self.weights
+        if draw.random() < self._fresh or not any(weights.values()):
+            return Pick(self._domains[number % len(self._domains)])
+        ((domain, position),) = draw.choices([*weights], [*weights.values()])
+        return Pick(domain, position)
+
+    def told(self, result: TicketResult) -> None:
+        if result.outcome is None:
+            return
+        position = result.position % self._problems if self._problems else result.position
+        self._told += 1
+        self._weights = None
+        known = self._known.setdefault((result.domain, position), _Evidence())
+        kept = self._kept(known)
+        known.right = known.right * kept + result.outcome
+        known.groups = known.groups * kept + 1.0
+        known.told = self._told
+
+    @property
+    def weights(self) -> Mapping[tuple[str, int], float]:
+        """Give the weight of each problem that was tried, by domain and position."""
+        if self._weights is None:
+            self._weights = {problem: self._weight(of) for problem, of in self._known.items()}
+        return self._weights
+
+    def _weight(self, known: _Evidence) -> float:
+        kept = self._kept(known)
+        rate = (known.right * kept + _UNSURE / 2) / (known.groups * kept + _UNSURE)
+        return 4 * rate * (1 - rate) + self._floor
+
+    def _kept(self, known: _Evidence) -> float:
+        """Give the share that its earlier results still count."""
+        return 0.5 ** ((self._told - known.told) / self._half_life)
 
 
 _IN_TURNS = "in-turns"

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from infra.server_keys import bearer_of
+from infra.access import bearer_of
 
 _TELL_S = 5.0
 """what a server may take to hear of one turn"""

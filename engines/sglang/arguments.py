@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.families.common.config import read_config
+from engines.families.common.model_config import read_config
 from engines.sglang.spec import FleetSpec
 from infra.access import listening_host
 from infra.cuda import has_cuda

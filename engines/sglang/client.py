@@ -34,14 +34,13 @@ from engines.sglang.answers import (
     read_list,
     refusal,
 )
-from engines.sglang.in_flight import InFlight
-from engines.sglang.progress import STALL_S, Progress, SentRequest
+from engines.sglang.in_flight import STALL_S, InFlight, Progress, SentRequest
 from engines.sglang.routed_batch import names_of, pack
 from engines.sglang.spec import MOST_RUNNING, Routing
 from engines.sglang.turn_queue import LANE_HEADER, AskedTurn, Batch, TurnQueue
 from engines.types import Generation, Sampling, TokenIds
+from infra.access import bearer_of
 from infra.errors import EngineError
-from infra.server_keys import bearer_of
 
 _TRIES = 5
 """without a connection, or lost on the way: the router ended, and a new one has another address"""

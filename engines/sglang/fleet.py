@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from engines.devices import stage_lease
-from engines.devices.kinds import SERVER_PARTS, ServerPart
+from engines.devices.device_kinds import SERVER_PARTS, ServerPart
 from engines.devices.stage_lease import StageLease
 from engines.devices.units import Held, Request
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
-from engines.sglang.external.lease import ExternalLease
+from engines.sglang.external.external_lease import ExternalLease
 from engines.sglang.servers.server_units import HeldParts, ServerTerms, ServerUse, TrainerDevices
 from engines.sglang.spec import FleetSpec
-from engines.weights.server_weights import ServerWeights, server_weights
+from engines.weights.transport import ServerWeights, server_weights
 from infra.errors import EngineError, LeaseLost
 
 _START_S = 600.0
@@ -28,6 +29,9 @@ _CALL_S = 30.0
 REPAIR_S = 60.0
 """what a lost server may take to run again, apart from reading its weights"""
 _LOOK_S = 0.25
+_CACHE_LOOK_S = 1.0
+"""between two looks at a cache, each at another server's"""
+_CACHE_ANSWER_S = 5.0
 
 
 async def prewarm(pool_servers: int) -> None:
@@ -141,11 +145,10 @@ class Fleet:
             raise
         return [fleets[index] for index in range(len(wanted))]
 
-    async def wait_healthy(self, wait_s: float | None = None) -> None:
-        """Return when every server runs, with any weights. Raises EngineError after `wait_s`; None:
-        what reading the weights may take."""
-        size = folder_bytes(self._terms.model)
-        wait_s = transfer_bound_s(size, REPAIR_S) if wait_s is None else wait_s
+    async def wait_healthy(self) -> None:
+        """Return when every server runs, with any weights. Raises EngineError after what reading
+        the weights may take."""
+        wait_s = transfer_bound_s(folder_bytes(self._terms.model), REPAIR_S)
         deadline = time.monotonic() + wait_s
         while not await self._lease.is_healthy():
             if time.monotonic() > deadline:
@@ -200,6 +203,47 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
+
+
+class CacheUse:
+    """How full the KV caches of a fleet's servers are, looked at while a stage works."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._seen: list[float] = []
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """While the block runs."""
+        task = asyncio.create_task(self._watch(), name="cache use")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def since_last(self) -> dict[str, float]:
+        """`kv_use_mean` and `kv_use_max`, as shares, since this was last asked; nothing where no
+        server says it."""
+        seen, self._seen = self._seen, []
+        return {"kv_use_mean": sum(seen) / len(seen), "kv_use_max": max(seen)} if seen else {}
+
+    async def _watch(self) -> None:
+        turn = 0
+        while True:
+            urls = self._fleet.server_urls
+            with suppress(EngineError):  # it is busy or lost, or does not know the question
+                for url in urls[turn % max(len(urls), 1) :][:1]:
+                    self._seen += await asyncio.to_thread(_cache_use, url)
+            turn += 1
+            await asyncio.sleep(_CACHE_LOOK_S)
+
+
+def _cache_use(url: str) -> list[float]:
+    """Of each data-parallel part of a server, what requests under way take. Raises EngineError."""
+    loads = http.call(url, "/v1/loads?include=core", timeout=_CACHE_ANSWER_S)["loads"]
+    shares = (load.get("token_usage") for load in loads)
+    return [float(share) for share in shares if isinstance(share, int | float)]
 
 
 def _request(wanted: WantedFleet, pool: int, holder: str, wait_s: float) -> Request:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from infra.access import bearer_of
 from infra.errors import EngineError
-from infra.server_keys import bearer_of
 
 
 class NoConnection(EngineError):
@@ -83,11 +83,9 @@ def order(url: str, path: str, body: dict[str, Any], *, timeout: float) -> None:
         raise EngineError(f"POST {url}{path} was not confirmed: {str(dict(reply))[:300]}")
 
 
-def read_text(
-    url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float, method: str = ""
-) -> str:
+def read_text(url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float) -> str:
     """The same for what is answered as text. Raises EngineError as `call` does up to the status."""
-    return _exchange(url, path, body, timeout, method)[0]
+    return _exchange(url, path, body, timeout, "")[0]
 
 
 def _exchange(

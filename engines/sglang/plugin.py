@@ -16,21 +16,20 @@ def register() -> None:
     less between two products, and let no request feel what shares its batch."""
     global _registered
     from engines.sglang import routed_batch
-    from engines.sglang.servers import loopback_rendezvous as meeting
-    from engines.sglang.servers import mapped_weights, server_files
+    from engines.sglang.servers import server_hooks
 
     routed_batch.install()
-    meeting.install()
-    server_files.install()
-    mapped_weights.install()
+    server_hooks.install_rendezvous()
+    server_hooks.install_shared_names()
+    server_hooks.install_mapped_weights()
     if not has_cuda():
         from engines.sglang import last_turn
-        from engines.sglang.cpu import attention, dense
+        from engines.sglang.cpu import cpu_attention
         from engines.sglang.cpu import row_invariant as rows
         from engines.sglang.cpu import seeded_sampling as seeded
 
-        attention.install()
-        dense.install()
+        cpu_attention.install()
+        rows.install_trunk()
         last_turn.install()
         rows.install()
         seeded.install()

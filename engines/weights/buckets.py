@@ -40,8 +40,9 @@ class Weight(Protocol):
         """HF names and whole sizes"""
         ...
 
-    @property
-    def is_split(self) -> bool: ...
+    def gives(self, index: int, to: int) -> bool:
+        """Whether the rank with shard `index` has one that the rank with shard `to` needs."""
+        ...
 
     def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:
         """Copy the shard of rank `index` to where it belongs in the whole tensors."""
@@ -182,21 +183,23 @@ def _give_shards(weights: Sequence[Weight], ranks: Ranks, to: int) -> None:
     """This rank's shards of a bucket, in one message."""
     import torch
 
-    if split := [weight.local.reshape(-1) for weight in weights if weight.is_split]:
-        ranks.send(torch.cat(split), to)
+    if given := [w.local.reshape(-1) for w in weights if w.gives(ranks.shard, to)]:
+        ranks.send(torch.cat(given), to)
 
 
 def _take_shards(weights: Sequence[Weight], wholes: list[list[Tensor]], ranks: Ranks) -> None:
     """The other ranks' shards of a bucket, to where they belong."""
-    split = [(w, whole) for w, whole in zip(weights, wholes, strict=True) if w.is_split]
-    if not split or ranks.num_shards == 1:
-        return
-    first = split[0][0].local
-    received = first.new_empty(sum(weight.local.numel() for weight, _ in split))
-    for shard in range(ranks.num_shards):
-        if shard == ranks.shard:
+    pairs = list(zip(weights, wholes, strict=True))
+    given = {
+        shard: [(w, whole) for w, whole in pairs if w.gives(shard, ranks.shard)]
+        for shard in range(ranks.num_shards)
+    }
+    counts = {shard: [w.local.numel() for w, _ in parts] for shard, parts in given.items()}
+    memory = weights[0].local.new_empty(max(map(sum, counts.values())))
+    for shard, parts in given.items():
+        if not parts:
             continue
+        received = memory[: sum(counts[shard])]
         ranks.receive(received, shard)
-        parts = received.split([weight.local.numel() for weight, _ in split])
-        for (weight, whole), part in zip(split, parts, strict=True):
+        for (weight, whole), part in zip(parts, received.split(counts[shard]), strict=True):
             weight.place(part.view(weight.local.shape), shard, whole)

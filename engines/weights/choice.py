@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from engines.weights.broadcast.transport import Broadcast
+from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.cuda_ipc import CudaIpc, gpus_of, require_gpu, require_shared_gpus
 from engines.weights.disk import Disk
-from engines.weights.disk_delta.transport import DiskDelta
+from engines.weights.disk_delta.disk_delta import DiskDelta
 from engines.weights.ranks import Ranks
 from engines.weights.reach import is_on_this_host, reaches_this_host, reads_folder
 from engines.weights.shared_memory import SharedMemory

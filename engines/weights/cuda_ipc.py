@@ -4,7 +4,8 @@ nothing is copied through the host.
     the stage's sender packs a bucket ─▶ all ranks have it (NCCL) ─▶ each tells where it lies on its
     GPU ─▶ rank 0 tells each server where its ranks find it: a few kilobytes
 
-The servers' ranks open that memory and copy from it on their device. This has never run on a GPU.
+The servers' ranks open that memory and copy from it on their device. On a GPU this has run with one
+rank on each side, to a stand-in of a server (`make gpu`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ from engines.weights.buckets import Bucket, Memory, OwnMemory, TrainedWeights
 from engines.weights.ranks import Ranks
 from engines.weights.reach import ANSWER_S, REACH
 from engines.weights.recheck import checked
-from engines.weights.report import PublishReport
-from engines.weights.shared_memory import tell
-from engines.weights.shared_tensors import pickled, places_in
-from engines.weights.transport import Target
+from engines.weights.shared_memory import pickled, places_in, tell
+from engines.weights.transport import PublishReport, Target
 from engines.weights.update import Servers, Update, finish
 from infra.errors import EngineError
 
@@ -66,7 +65,7 @@ class CudaIpc:
         push = partial(self._push, weights, served, gpu, version)
         try:
             # Two buckets' memory is used in turn: a server's rank waits for its copies before any
-            # of them answers (`mapped_weights`), and the next but one comes after the answer.
+            # of them answers (`server_hooks`), and the next but one comes after the answer.
             return checked(
                 self.name,
                 push,

@@ -17,8 +17,7 @@ from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import TAKE_S, OwnMemory, TrainedWeights
-from engines.weights.report import PublishReport
-from engines.weights.transport import Target
+from engines.weights.transport import PublishReport, Target
 from engines.weights.update import Servers, Update
 
 _INDEX = "model.safetensors.index.json"

@@ -27,8 +27,7 @@ class WholeTensor:
     def tensors(self) -> Sequence[tuple[str, Size]]:
         return [(self.name, tuple(self.local.shape))]
 
-    @property
-    def is_split(self) -> bool:
+    def gives(self, index: int, to: int) -> bool:
         return False
 
     def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:

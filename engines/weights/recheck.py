@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 from engines.weights.buckets import Memory, TrainedWeights
 from engines.weights.ranks import Ranks
-from engines.weights.report import PublishReport
-from engines.weights.server_weights import server_weights
-from engines.weights.stream import Send, stream
-from engines.weights.transport import Target
+from engines.weights.transport import PublishReport, Target, server_weights
+from engines.weights.weight_stream import Send, stream
 from infra.errors import EngineError
 
 if TYPE_CHECKING:

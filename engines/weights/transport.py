@@ -1,4 +1,4 @@
-"""What every way of moving weights from a trainer to servers has to do."""
+"""What every way of moving weights from a trainer to servers has to do, reports, and can ask."""
 
 from __future__ import annotations
 
@@ -9,8 +9,33 @@ from typing import Protocol
 
 from engines.sglang.http import call
 from engines.weights.buckets import TrainedWeights
-from engines.weights.report import PublishReport
 from infra.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """One publish of all weights to all servers.
+
+    Example: PublishReport(7, "shared memory", 2631680, 2, seconds=0.05, pause_seconds=0.04)
+    """
+
+    version: int
+    transport: str
+    """its name: shared memory, broadcast, disk or disk delta"""
+    bytes: int
+    """size of the weights, counted once however many servers took them"""
+    servers: int
+    seconds: float
+    """from the call to the last server's verified new version"""
+    pause_seconds: float = 0.0
+    """of these, those in which no server generated"""
+    written_bytes: int = 0
+    """of a disk delta: what was written of them, compressed"""
+    kept_bytes: int = 0
+    """of a disk delta: host memory of all ranks together that is kept for the next one"""
+    refused: str = ""
+    """why a server did not take them; the trainer is as it was"""
+
 
 CONTROL_S = 30.0
 
@@ -58,3 +83,29 @@ def find_targets(urls: Sequence[str]) -> list[Target]:
 def _target(url: str) -> Target:
     version = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
     return Target(url, int(call(url, "/server_info", timeout=CONTROL_S)["tp_size"]), version)
+
+
+CHECK_S = 120.0
+"""it reads all its weights"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWeights:
+    """Example: ServerWeights(version="7", checksum="9f2c...")
+
+    Servers with the same number of ranks that hold the same bits have the same checksum, whichever
+    way these came.
+    """
+
+    version: str
+    checksum: str
+
+
+def server_weights(url: str) -> ServerWeights:
+    """The version that a server states and the checksum of the weights in its memory.
+
+    Raises EngineError if it does not answer.
+    """
+    version = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
+    checked = call(url, "/weights_checker", {"action": "checksum"}, timeout=CHECK_S)
+    return ServerWeights(version, str(checked["per_engine_checksum"]))

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from infra.config import Config
 from infra.errors import InputError
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.stage import StageContext, StageSpec, require_inputs
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from engines.algorithms.parts import Need
-from engines.fault import Fault
+from engines.draws import Fault
 
 Contract: TypeAlias = Literal["advantage", "loss", "data-source", "group-filter", "buffer"]
 """kinds that are tried by themselves"""

@@ -22,7 +22,7 @@ from flows.checks.engines import model_config
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import store_at
-from infra.data_files.bad_row import BadRow
+from infra.data_files.tally import BadRow
 from infra.errors import InputError, StorageError, TributaryError
 from infra.home import home
 from infra.processes.leftovers import temporary_folder
@@ -30,12 +30,13 @@ from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
-from tasks.message_files.spec import MessageFiles
-from tasks.model_folder.files import local_folder
+from tasks.message_files.spec import MessageFiles, RowFiles
+from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.model_files import local_folder
 from tasks.sft.spec import SftSpec
 
 if TYPE_CHECKING:
-    from tasks.message_files.rendering import Renderer
+    from tasks.message_files.render_rows import Renderer
 
 
 _ROWS, _FILES = 50, 20
@@ -113,33 +114,32 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
             yield f"{where}: read as {looks}; not read: {names}"
 
 
-def _is_refused(found: _FirstRows, source: MessageFiles) -> bool:
+def _is_refused(found: _FirstRows, source: RowFiles) -> bool:
     bad = found.bad.total()
     return 2 * bad > found.read or (found.are_all and bad > source.max_bad_share * found.read)
 
 
-def _sources(plan: list[PlannedStage]) -> Iterator[tuple[str, MessageFiles]]:
+def _sources(plan: list[PlannedStage]) -> Iterator[tuple[str, RowFiles]]:
     for stage in plan:
         sources = stage.spec.message_files
         for number, source in enumerate(sources):
             yield f"{stage.where}.data" + (f".{number}" if len(sources) > 1 else ""), source
 
 
-def _first_rows(source: MessageFiles, base: BaseSettings) -> _FirstRows | str:
-    return _read(source.model_dump_json(), base.model_dump_json())
+def _first_rows(source: RowFiles, base: BaseSettings) -> _FirstRows | str:
+    return _read(type(source), source.model_dump_json(), base.model_dump_json())
 
 
 @cache  # problems and cautions ask for the same
-def _read(source_json: str, base_json: str) -> _FirstRows | str:
-    source = MessageFiles.model_validate_json(source_json)
+def _read(kind: type[RowFiles], source_json: str, base_json: str) -> _FirstRows | str:
+    source = kind.model_validate_json(source_json)
     try:
         return _looked_at(source, _renderer(BaseSettings.model_validate_json(base_json)))
     except (InputError, StorageError) as error:
         return str(error)
 
 
-def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
-    from curricula.rows.layouts import read_row
+def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
     from infra.data_files.chunks import first_rows
     from infra.data_files.files import choices_of, find_files
 
@@ -152,12 +152,13 @@ def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
         for index in range(len(rows)):
             found.read += 1
             try:
-                conversation = read_row(rows.row(index), source.columns, source.format)
+                said = source.conversations(rows.row(index))
                 if renderer is not None:
-                    renderer.render(conversation)
-                    found.without_thought += renderer.lacks_thought(conversation)
-                found.layouts[conversation.layout] += 1
-                found.unread |= conversation.unread
+                    for conversation in said:
+                        renderer.render(conversation)
+                    found.without_thought += any(map(renderer.lacks_thought, said))
+                found.layouts[said[0].layout] += 1
+                found.unread |= said[0].unread
             except BadRow as error:
                 found.bad[error.reason] += 1
                 found.named.append(f"{file.name}:{rows.line(index)}: {error}")
@@ -168,7 +169,7 @@ def _renderer(base: BaseSettings) -> Renderer | None:
     """With the base's own template; None for a base that is not on this machine or is wrong, which
     is said elsewhere."""
     from engines.chat import Chat
-    from tasks.message_files.rendering import Renderer
+    from tasks.message_files.render_rows import Renderer
 
     config = model_config(base) or {}
     length = config.get("max_position_embeddings")
@@ -183,7 +184,9 @@ def _renderer(base: BaseSettings) -> Renderer | None:
             return Renderer(Chat.load(folder), sys.maxsize)
     folder = local_folder(str(base.folder))
     try:
-        return Renderer(Chat.load(folder), length) if folder is not None else None
+        if folder is None:
+            return None
+        return Renderer(Chat.load(folder, template_text(base.template)), length)
     except InputError:
         return None
 
@@ -210,11 +213,14 @@ def seen_before_cautions(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterat
                 yield f"{where}: {said}: scores on them tell what was learned by heart; {advice}"
 
 
-def _own_sources(plan: Sequence[PlannedStage]) -> Iterator[tuple[str, MessageFiles, str]]:
+def _own_sources(plan: Sequence[PlannedStage]) -> Iterator[tuple[str, RowFiles, str]]:
     for stage in plan:
-        if isinstance(stage.spec, SftSpec) and not stage.spec.settings.decontaminate:
-            for source in stage.spec.message_files:
-                advice = f"set {stage.where}.decontaminate: 13, which leaves such rows out"
+        spec = stage.spec
+        advice = "hold out other rows, or leave these out of the data"
+        if isinstance(spec, SftSpec):
+            advice = f"set {stage.where}.decontaminate: 13, which leaves such rows out"
+        if not (isinstance(spec, SftSpec) and spec.settings.decontaminate):
+            for source in spec.message_files:
                 yield f"{stage.where}.data", source, advice
 
 
@@ -255,10 +261,10 @@ def _made_from(artifacts: ArtifactStore, kind: str, short: str) -> Iterator[Mani
             ahead += [(kinds[each], each) for each in inputs if each in kinds]
 
 
-def _said(source: MessageFiles, domain: Domain) -> str:
+def _said(source: RowFiles, domain: Domain) -> str:
     """How many of the domain's held-out questions the files ask, with the first; empty for none."""
     from curricula.prompt_files.contamination import HeldOutWords
-    from curricula.prompt_files.curriculum import Files
+    from curricula.prompt_files.prompt_curriculum import Files
 
     held_out, found = HeldOutWords(_WHOLE), dict[str, str]()
     Files(**domain.curriculum.options).add_held_out(held_out)
@@ -274,9 +280,8 @@ def _said(source: MessageFiles, domain: Domain) -> str:
     )
 
 
-def _questions(source: MessageFiles) -> Iterator[tuple[str, str]]:
+def _questions(source: RowFiles) -> Iterator[tuple[str, str]]:
     """What users say in the rows, with file and line; of large files as far as time goes."""
-    from curricula.rows.layouts import read_row
     from infra.data_files.chunks import LocalFiles
     from infra.data_files.files import find_files
     from infra.processes.leftovers import temporary_folder
@@ -290,7 +295,7 @@ def _questions(source: MessageFiles) -> Iterator[tuple[str, str]]:
                 if time.monotonic() > ends:
                     return
                 try:
-                    read = read_row(rows.row(index), source.columns, source.format)
+                    read = source.conversations(rows.row(index))[0]
                 except BadRow:
                     continue
                 where = f"{files.names[chunk.file]}:{rows.line(index)}"

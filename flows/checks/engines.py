@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engines.algorithms.combinations import refusals
-from engines.megatron.options import STAGES, check_layout
+from engines.megatron.options import OFFLOAD_NEEDS_GPU, STAGES, check_layout
 from engines.megatron.spec import Optimizer, Parallel
-from engines.sglang.options import check_options, check_parallel
+from engines.sglang.server_options import check_options, check_parallel
 from flows.plan import BASE, PlannedStage
 from flows.recipe import Recipe
+from infra.cuda import has_cuda
 from infra.errors import InputError, StorageError
 from infra.secret_references import written_secrets
 from tasks.base.random_model import hf_config
-from tasks.base.spec import BaseSettings
-from tasks.model_folder.report import ModelReport, report_model
-from tasks.served.folder import served_folder_problems
+from tasks.base.spec import BaseSettings, BaseSpec
+from tasks.model_folder.folder_report import ModelReport, report_model
+from tasks.served.served_folder import served_folder_problems
 from tasks.stage import StageSpec
 
 
@@ -30,8 +32,8 @@ def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
         found = _served_report(folder)
         if not isinstance(found, StorageError):
             yield from (f"{where}: {line}" for line in found)
-    for where, folder in _folders(plan):
-        report = _report(folder)
+    for where, folder, template in _folders(plan):
+        report = _report(folder, template)
         if isinstance(report, ModelReport):
             yield from (f"{where}: {line}" for line in report.problems)
 
@@ -41,24 +43,24 @@ def folder_cautions(plan: list[PlannedStage]) -> Iterator[str]:
     for where, folder in _served(plan):
         if isinstance(found := _served_report(folder), StorageError):
             yield f"{where}: its model is checked when its stage starts: {found}"
-    for where, folder in _folders(plan):
-        report = _report(folder)
+    for where, folder, template in _folders(plan):
+        report = _report(folder, template)
         if isinstance(report, StorageError):
             yield f"{where}: its model is checked when its stage starts: {report}"
         else:
             yield from (f"{where}: {line}" for line in report.notes)
 
 
-def model_report(folder: str) -> ModelReport | None:
+def model_report(folder: str, template: str | None = None) -> ModelReport | None:
     """What is known of a model folder; None for one that is out of reach."""
-    report = _report(folder)
+    report = _report(folder, template)
     return report if isinstance(report, ModelReport) else None
 
 
 @functools.cache  # one look a command: a store far away takes seconds
-def _report(folder: str) -> ModelReport | StorageError:
+def _report(folder: str, template: str | None) -> ModelReport | StorageError:
     try:
-        return report_model(folder)
+        return report_model(folder, template)
     except StorageError as error:
         return error
 
@@ -78,18 +80,19 @@ def _served(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
             yield stage.where, stage.spec.served_folder
 
 
-def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
-    """Each folder to import, with its place in the recipe or in the flow's parameters."""
+def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str, str | None]]:
+    """Each folder to import, with its place in the recipe or in the flow's parameters, and the chat
+    template that it gets."""
     for stage in plan:
-        if stage.spec.imported_folder is not None:
+        if isinstance(stage.spec, BaseSpec) and stage.spec.imported_folder is not None:
             where = f"{BASE}.folder" if stage.where == BASE else stage.where
-            yield where, stage.spec.imported_folder
+            yield where, stage.spec.imported_folder, stage.spec.settings.template
 
 
 def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
     """The base model's `config.json`; None when it is out of reach or describes no model."""
     if base.random is None:
-        report = model_report(str(base.folder))
+        report = model_report(str(base.folder), base.template)
         return report and report.config
     return hf_config(base.random)
 
@@ -109,17 +112,29 @@ def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
-    """Layouts that the model does not divide into, and wrong Megatron options."""
+def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
+    """Layouts that the model does not divide into, Megatron options that are wrong, and those that
+    the machine lacks something for."""
     if stage.spec.trainer is None:
         return
     roles = [("", stage.spec.trainer, stage.resources.trainer)]
     of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
     if stage.critic is not None and of_critic is not None:
         roles.append(("critic, ", of_critic, stage.critic))
+    on_cpu = not has_cuda() and recipe.resources.devices is None
     for role, trainer, layout in roles:
+        if on_cpu and trainer.megatron.get("optimizer_cpu_offload"):
+            yield (
+                f"stage {stage.name}: {role}{OFFLOAD_NEEDS_GPU}, or describe other hosts' GPUs in"
+                " `resources.devices`"
+            )
+        if on_cpu and trainer.kernels == "fused" and shutil.which("g++") is None:
+            yield (
+                f"stage {stage.name}: {role}trainer.kernels: fused needs g++ on a CPU: install it,"
+                " or write `auto`"
+            )
         try:
-            config = model_config(base) or _fitting(layout, trainer.megatron)
+            config = model_config(recipe.base) or _fitting(layout, trainer.megatron)
             check_layout(config, layout, trainer.megatron, trainer.precision)
         except InputError as error:
             yield f"stage {stage.name}: {role}{error}"

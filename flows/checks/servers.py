@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engines.sglang.options import check_options, check_parallel
-from flows.checks.engines import model_config
+from engines.sglang.server_options import check_options, check_parallel
 from flows.explain import nearest
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
 from infra.errors import InputError
-from tasks.served.roles import ServedRole
+from tasks.served.served_roles import ServedRole
 from tasks.stage import RoleResources
 
 
@@ -124,7 +123,6 @@ _MEASURED = {
     "sampling_backend": ("pytorch",),
 }
 _NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 NOT_HERE = (
@@ -155,8 +153,6 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             "this host has a GPU, and no GPU kernel was tested (an empty CUDA_VISIBLE_DEVICES"
             " keeps everything on the CPU)"
         )
-    config = model_config(recipe.base) or {}
-    routed = any(config.get(name) for name in _EXPERTS)
     for stage in plan:
         if stage.spec.fleet is None:
             continue
@@ -165,8 +161,6 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
                 f"stage {stage.name}: with max_staleness above 0 the clock decides which rollouts a"
                 " step takes"
             )
-        if routed:
-            yield f"stage {stage.name}: products of routed experts depend on the batch"
         for fleet in (stage.spec.fleet, *(role.fleet for role in stage.roles.values())):
             for name in _unproven(fleet.sglang):
                 yield (

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from curricula.admissible import Admissible
-from curricula.registry import build
+from curricula.built_in_curricula import build
+from curricula.splits import Admissible
 from engines.types import Split
+from flows.checks.hook_checks import own_files
 from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
 from infra.errors import InputError
@@ -36,7 +37,9 @@ def show_admission(
         raise InputError(f"--count {count}: try at least 1 problem")
     if to:
         _check_new(Path(to))
-    found = asyncio.run(_findings(_domain(load_recipe(recipe).domains, domain), split, count, seed))
+    loaded = load_recipe(recipe)
+    own_files(loaded)
+    found = asyncio.run(_findings(_domain(loaded.domains, domain), split, count, seed))
     if to:
         Path(to).write_text("".join(f"{json_format.dumps(_plain(f))}\n" for f in found))
     refused = [finding for finding in found if not finding.is_admitted]

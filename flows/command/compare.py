@@ -27,11 +27,12 @@ from flows.reports.comparison import (
 )
 from flows.reports.paired_tests import PairedScore, PairOfRuns, ScoredRun, pair_of
 from flows.reports.report import Report, build_report, read_scores, read_task_scores
-from flows.running.records import RunRecord, StageRecord, find_run
+from flows.running.records import RunRecord, StageRecord, find_run, run_entries
 from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
 
+_NAMED = 6
 _KINDS = {"score": "t = 1", "greedy": "greedy", "task": "lm-eval"}
 
 
@@ -39,6 +40,7 @@ def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Conso
     if len(runs) < 2:
         raise InputError("name the runs to compare, at least two: `tributary compare RUN RUN ...`")
     records = [find_run(run) for run in runs]
+    _require_different(runs, records)
     reports = [_report(record) for record in records]
     require_scores(reports)
     first, *others = [_scored(record) for record in records]
@@ -54,6 +56,19 @@ def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Conso
     if open_:
         open_page(page, console)
     return 0
+
+
+def _require_different(named: Sequence[str], records: Sequence[RunRecord]) -> None:
+    """Raises InputError for a run that is named twice: it would only equal itself."""
+    first: dict[str, str] = {}
+    for name, record in zip(named, records, strict=True):
+        if record.run in first:
+            others = [e.run for e in run_entries() if name and e.is_called(name)][:_NAMED]
+            raise InputError(
+                f"{first[record.run]} and {name} are one run, {record.run}: name two runs by their"
+                f" ids; called so: {', '.join(others)}"
+            )
+        first[record.run] = name
 
 
 def _print(found: Comparison, console: Console) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from flows.command.output import duration, text_table
 from flows.plan import PlannedStage
 from flows.reports.charts import curve_table
-from flows.reports.outcome import state_line, warning_lines
+from flows.reports.outcome import state_line, warning_lines, what_training_did
 from flows.reports.page import report_path
 from flows.reports.report import (
     Report,
@@ -96,6 +96,8 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
     """Scores, notes and links of a run that is over."""
     report = build_report(record, plan)
     console.print(state_line(report), markup=False)
+    if verdict := what_training_did(report):
+        console.print(verdict, style="bold", markup=False, highlight=False, soft_wrap=True)
     for table in _result_tables(report):
         console.print(table)
     said = [f"{s.name}: {s.message}" for s in record.stages().values() if s.is_done and s.message]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import resource
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
-from cyclopts import CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
 from flows.command.declared import models, runs, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
-from infra.proxies import bypass
+from infra.processes.network import bypass
 from infra.shown_text import show_log_records
 
 DECLARED = (models, runs, stages)
@@ -72,7 +76,7 @@ def run(
         force: Run this stage although the store has its result.
         accept_code: Take what an earlier run made with other code of Tributary as it is.
     """
-    from flows.command.run import start
+    from flows.command.run_command import start
     from flows.running.chosen_stages import ChosenStages
 
     if only and (from_ or until):
@@ -111,7 +115,7 @@ def rounds(
         name: Another name for this run.
         in_process: Run in this process, without the Prefect server.
     """
-    from flows.command.run import start_rounds
+    from flows.command.run_command import start_rounds
 
     return start_rounds(recipe, set_ or [], expert, rounds, name, in_process, console)
 
@@ -125,7 +129,7 @@ def resume(run: str = "", /) -> int:
     Args:
         run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
     """
-    from flows.command.run import continue_run
+    from flows.command.run_command import continue_run
 
     return continue_run(run, console)
 
@@ -137,27 +141,39 @@ def resume(run: str = "", /) -> int:
         "check cpu-demo --json",
     )
 )
-def check(recipe: str, /, *, set_: Set | None = None, json: Json = False) -> int:
-    """Validate a recipe; print it resolved, with its plan: what is cached, what will run, where.
+def check(
+    recipe: str, /, *, set_: Set | None = None, full: bool = False, json: Json = False
+) -> int:
+    """Validate a recipe; print its plan on one screen: what is cached, what will run, where, and
+    what it takes; then what to be careful about.
 
     Args:
         recipe: A YAML file, or the name of a shipped recipe.
+        full: Show the resolved recipe, algorithms, every reason to run, memory and room, too.
     """
     from flows.command.show import show_check
 
-    return show_check(recipe, set_ or [], json, console)
+    return show_check(recipe, set_ or [], full, json, console)
 
 
-@app.command(help_epilogue=examples("report --open", "report cpu-demo --json"))
-def report(run: str = "", /, *, json: Json = False, open_: Open = False) -> int:
+@app.command(help_epilogue=examples("report --open", "report cpu-demo --json", "report --serve"))
+def report(
+    run: str = "",
+    /,
+    *,
+    json: Json = False,
+    open_: Open = False,
+    serve: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
     """Show the scores by model and domain, with times, and write the run's page.
 
     Args:
         run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+        serve: Serve the page on this machine instead, with curves that grow, until Ctrl-C.
     """
     from flows.command.show import show_report
 
-    return show_report(run, json, open_, console)
+    return show_report(run, json, open_, serve, console)
 
 
 @app.command(help_epilogue=examples("compare seed-0 seed-1 seed-2", "compare grpo gspo --open"))
@@ -221,8 +237,10 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # it shows text of any row and any model
             stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        _require_text(words)
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         errors.say(f"error: {_of_usage(error)}", style="red")
         code = BAD_INPUT
@@ -231,10 +249,40 @@ def main(arguments: list[str] | None = None) -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = DETACHED
-    except Exception:  # a fault of ours, with text in it that anybody may have written
-        errors.say(traceback.format_exc().rstrip())
+    except Exception as error:  # a fault of ours, with text in it that anybody may have written
+        errors.say(_of_disk(error) or traceback.format_exc().rstrip())
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """Refuse an empty word. Taken for one that is left out, `cancel "$RUN"` would end the newest
+    run where RUN is not set."""
+    for before, word in pairwise(["", *words]):
+        option = before if before.startswith("--") else ""
+        if word.startswith("--") and word.endswith("="):
+            option, word = word, ""
+        if not word.strip():
+            what = f"what follows {option}" if option else "one of its words"
+            raise InputError(
+                f"`{shlex.join(['tributary', *words])}`: {what} is empty. Is a variable of the"
+                " shell not set? Give it, or leave it out"
+            )
+
+
+def _of_disk(error: Exception) -> str:
+    """What is wrong with the disk, if that is the cause; else empty."""
+    if not isinstance(error, OSError) or error.errno not in _DISK:
+        return ""
+    return f"error: {error.filename or 'the disk'}: {error.strerror}; {_DISK[error.errno]}"
+
+
+_NO_RIGHT = "give a folder that you may write to; TRIBUTARY_HOME says where all that lasts is kept"
+_NO_ROOM = "free some room (`tributary artifacts gc`, `tributary clean`), then run this again"
+_DISK = {
+    errno.EACCES: _NO_RIGHT, errno.EPERM: _NO_RIGHT, errno.EROFS: _NO_RIGHT,
+    errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM,
+}  # fmt: skip
 
 
 def _dump_no_memory() -> None:
@@ -248,8 +296,20 @@ def _of_usage(error: CycloptsError) -> str:
     """What is wrong with the words of a command, and where it says what it takes."""
     command = " ".join(["tributary", *(error.command_chain or ())])
     if isinstance(error, UnusedCliTokensError):
-        said = f"`{command}` takes no further words: {' '.join(error.unused_tokens or ())}"
+        said = f"`{command}` takes no further words: {shlex.join(error.unused_tokens or ())}"
+    elif isinstance(error, UnknownOptionError) and (field := _field_of(error)):
+        said = f"Unknown option: --{field}; write --set {field}=VALUE"
     else:
         said = str(error).strip()
         said = said if said.endswith("...") else said.removesuffix(".")
     return f"{said}; see `{command} --help`"
+
+
+def _field_of(error: UnknownOptionError) -> str:
+    """The field of a recipe that was written as an option; empty for no such field, and for a
+    command that changes no recipe."""
+    from flows.recipe import Recipe
+
+    field = (error.token.keyword or error.token.value).partition("=")[0].removeprefix("--")
+    changes = any("--set" in argument.names for argument in error.argument_collection)
+    return field if changes and field in Recipe.model_fields else ""

@@ -7,11 +7,13 @@ $TRIBUTARY_HOME/recipes/<name>.yaml    a whole recipe: nothing in it depends on 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +132,17 @@ def show_recipes(remove: str, json: bool, console: CommandConsole) -> int:
     if json:
         print_json([{"name": r.name, "shipped": r.is_shipped, "file": str(r.file)} for r in known])
         return 0
-    rows = [(r.name, "shipped" if r.is_shipped else "saved", str(r.file)) for r in known]
-    console.print(text_table(["recipe", "from", "file"], rows))
+    console.print(text_table(["recipe", "what it is"], [(r.name, _about(r)) for r in known]))
     return 0
+
+
+def _about(recipe: KnownRecipe) -> str:
+    """The first sentence of the comment on top of a shipped one; of a saved one, its file."""
+    if not recipe.is_shipped:
+        return f"saved: {recipe.file}"
+    lines = takewhile(lambda line: line.startswith("#"), recipe.file.read_text().splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines)
+    return re.split(r"(?<=[.?:]) ", comment)[0].rstrip(".:")
 
 
 def _renew() -> str:
@@ -145,7 +155,10 @@ def _renew() -> str:
 
 
 STARTER = Path(__file__).parents[1] / "starter"
-FILES = ("recipe.yaml", "my_domain.py", "test_my_domain.py", "pytest.ini", "README.md")
+FILES = (
+    "recipe.yaml", "my_domain.py", "my_environment.py", "my_reward.py", "test_my_domain.py",
+    "pytest.ini", "README.md",
+)  # fmt: skip
 
 
 def write_starter(folder: str, console: Console) -> int:
@@ -170,7 +183,7 @@ def write_starter(folder: str, console: Console) -> int:
         f"  tributary check {recipe}",
         "  tributary up",
         f"  tributary run {recipe}",
-        f"then change the first part of {Path(folder) / 'my_domain.py'}",
+        "then change my_reward.py, and the first part of my_domain.py and my_environment.py",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0

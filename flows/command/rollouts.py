@@ -127,7 +127,7 @@ def _show(sample: ShownSample, console: CommandConsole) -> None:
 
 def _tokens(sample: ShownSample, in_colour: bool) -> Text:
     """Their ids, marked as the text is."""
-    text = Text(f"{len(sample.tokens)} tokens, {sample.trained} trained on:", PROMPT)
+    text = Text(f"{len(sample.tokens)} tokens, {sample.trained} written by the model:", PROMPT)
     before = 0
     for token, trained in zip(sample.tokens, sample.loss_mask, strict=True):
         if not in_colour and trained != before:

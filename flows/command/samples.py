@@ -14,7 +14,7 @@ from typing import Any, Literal
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, ParquetRows, row_of
 from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow, statement_of
 from engines.types import Message
-from flows.command.artifacts import find_artifact, made_by
+from flows.command.models.named_artifacts import find_artifact, made_by
 from flows.explain import nearest
 from flows.running.records import DONE, RunRecord, find_run, run_entries, store_to_show
 from infra.errors import InputError
@@ -212,10 +212,10 @@ def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], b
     """The samples of a stage of `run`, or of RUN/STAGE, or of an artifact by the beginning of its
     digest; without either those of the last stage of the run whose name `is_meant`. Raises
     InputError."""
-    if root or not run_entries():
+    if root or (artifact and not run_entries()):
         artifacts = ArtifactStore(store_to_show(root), home() / "cache")
         if not artifact:
-            raise InputError("rollouts: name an artifact of this store; see `tributary artifacts`")
+            raise InputError("name an artifact of this store; see `tributary artifacts`")
         return _by_digest(artifacts, artifact)
     if not run and "/" in artifact and not _DIGEST.fullmatch(artifact):
         run, _, artifact = artifact.rpartition("/")

@@ -5,8 +5,9 @@ store.
 from __future__ import annotations
 
 import contextlib
+import webbrowser
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from rich.table import Table
 from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
 from flows.checks.memory.roles import RoleMemory, parts_of
-from flows.checks.store import KeptBytes
+from flows.checks.store_checks import KeptBytes
 from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.report import build_report
-from flows.running.records import find_run
-from infra.errors import TributaryError
+from flows.running.records import RunRecord, find_run, runs_of, store_of
+from infra.errors import InputError, TributaryError
 
 PARTS = (
     "weights", "gradients", "optimizer", "frozen models", "activations", "KV cache", "runtime",
@@ -88,63 +89,117 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
-    from flows.checks.memory.fit import planned_memory
-    from flows.checks.recipe import cautions, check_recipe, notes
-    from flows.checks.servers import inexact
-    from flows.checks.store import kept_bytes
-    from flows.reasons import stage_reasons
+def show_check(
+    name: str, changes: list[str], full: bool, json: bool, console: CommandConsole
+) -> int:
+    from flows.checks.memory.fit import size_notes
+    from flows.checks.recipe_checks import cautions, check_recipe, notes
 
     recipe = load_recipe(name, changes)
     plan = plan_of("post-train", recipe, {})
     check_recipe(recipe, plan, again=True)
-    why: dict[str, list[str]] = {}
-    with contextlib.suppress(TributaryError):
-        why = stage_reasons(recipe, plan)
-    reasons, warnings = list(inexact(recipe, plan)), list(cautions(recipe, plan))
-    roles, kept = planned_memory(recipe, plan), kept_bytes(recipe, plan)
+    checked = _checked(recipe, plan)
+    warnings, told = list(cautions(recipe, plan)), list(notes(recipe, plan))
     if json:
-        stages = [_described(stage, why.get(stage.name)) for stage in plan]
-        checked = {"recipe": recipe, "stages": stages, "exact": not reasons}
-        memory = memory_json(roles)
+        stages = [_described(stage, checked.why.get(stage.name)) for stage in plan]
         print_json(
             {
-                **checked,
-                "memory": memory,
-                "kept": [asdict(each) for each in kept],
-                "inexact": reasons,
+                "recipe": recipe,
+                "stages": stages,
+                "exact": not checked.inexact,
+                "memory": memory_json(checked.roles),
+                "kept": [asdict(each) for each in checked.kept],
+                "inexact": checked.inexact,
                 "warnings": warnings,
-                "notes": list(notes(recipe, plan)),
+                "notes": told,
             }
         )
         return 0
-    _show_recipe(recipe, plan, console)
-    table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
-    for stage in plan:
-        inputs = ", ".join(dict.fromkeys(stage.inputs.values()))
-        state = _state(why.get(stage.name))
-        row = (stage.name, stage.kind, inputs, state, _layout(stage), servers_of(stage))
-        table.add_row(*map(escape, row))
-    console.print(table)
+    if full:
+        _show_recipe(recipe, plan, console)
+    console.say(_outlook(recipe, plan, checked))
+    console.print(_plan_table(plan, checked))
     for caution in warnings:
         console.say(f"warning: {caution}")
-    for note in notes(recipe, plan):
-        console.say(note)
-    _print_reasons(why, console)
-    if older := _of_other_code(recipe, plan, why):
+    if not full:  # there it is one of the notes
+        for size in size_notes(recipe, plan):
+            console.say(size)
+    if older := _of_other_code(recipe, plan, checked.why):
         console.say(
             f"made by other code of Tributary, all else being the same: {', '.join(older)};"
             f" `tributary run {name} --accept-code` takes them as they are"
         )
-    if roles:
-        console.print(memory_table(roles))
-    if kept:
-        console.print(kept_table(kept))
-    promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
-    console.print(f"A resumed run ends {promise}.", highlight=False)
-    for reason in reasons:
-        console.say(f"  {reason}")
+    if full:
+        _show_rest(plan, checked, told, console)
+    exact = (
+        "bit-identical on hosts without a GPU"
+        if not checked.inexact
+        else "close, not bit-identical"
+    )
+    console.say(f"A resumed run ends {exact}.")
+    if full:
+        for reason in checked.inexact:
+            console.say(f"  {reason}")
+    else:
+        console.say(
+            "The resolved recipe, algorithms, every reason, memory by role and room by kind:"
+            f" tributary check {name} --full"
+        )
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What a plan stands for."""
+
+    why: dict[str, list[str]]
+    """by stage, why it is to run: nothing for a cached one; empty where the store or the base is
+    out of reach"""
+    inexact: list[str]
+    roles: list[RoleMemory]
+    kept: list[KeptBytes]
+
+
+def _checked(recipe: Recipe, plan: list[PlannedStage]) -> _Checked:
+    from flows.checks.memory.fit import planned_memory
+    from flows.checks.servers import inexact
+    from flows.checks.store_checks import kept_bytes
+    from flows.reasons import stage_reasons
+
+    why: dict[str, list[str]] = {}
+    with contextlib.suppress(TributaryError):
+        why = stage_reasons(recipe, plan)
+    return _Checked(
+        why,
+        list(inexact(recipe, plan)),
+        list(planned_memory(recipe, plan)),
+        list(kept_bytes(recipe, plan)),
+    )
+
+
+def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str:
+    """What a run would do, in one sentence."""
+    if not checked.why:
+        return f"{recipe.name}: {len(plan)} stages; the store or the base is out of reach from here"
+    to_run = sum(map(bool, checked.why.values()))
+    store = store_of(recipe.storage)
+    if not any(runs_of(recipe.name, store)):
+        return f"{recipe.name} never ran in {store.root}: {to_run} of {len(plan)} stages are to run"
+    others = ", the others are cached" if to_run < len(plan) else ""
+    return f"{recipe.name}: {to_run} of {len(plan)} stages are to run{others}"
+
+
+def _plan_table(plan: list[PlannedStage], checked: _Checked) -> Table:
+    """Each stage with its state and what it takes."""
+    table = Table("stage", "kind", "state", "trainer", "servers", "a device", "store, at most")
+    for stage in plan:
+        device = [r.total + r.filled for r in checked.roles if r.stage == stage.name]
+        kept = [k.checkpoints + k.model + k.rollouts for k in checked.kept if k.stage == stage.name]
+        state = _state(checked.why.get(stage.name))
+        row = (stage.name, stage.kind, state, _layout(stage), servers_of(stage))
+        sizes = (size_text(max(sizes)) if sizes else "" for sizes in (device, kept))
+        table.add_row(*map(escape, row), *sizes)
+    return table
 
 
 def _show_recipe(recipe: Recipe, plan: list[PlannedStage], console: CommandConsole) -> None:
@@ -154,6 +209,22 @@ def _show_recipe(recipe: Recipe, plan: list[PlannedStage], console: CommandConso
     for stage in plan:
         if stage.spec.policy is not None:
             console.say(f"{stage.name}: {describe(stage.spec.policy.algorithm)}")
+
+
+def _show_rest(
+    plan: list[PlannedStage], checked: _Checked, told: Sequence[str], console: CommandConsole
+) -> None:
+    """What `check` says only when it is asked for all."""
+    for note in told:
+        console.say(note)
+    for stage in plan:
+        if inputs := ", ".join(dict.fromkeys(stage.inputs.values())):
+            console.say(f"{stage.name} is made from {inputs}")
+    _print_reasons(checked.why, console)
+    if checked.roles:
+        console.print(memory_table(checked.roles))
+    if checked.kept:
+        console.print(kept_table(checked.kept))
 
 
 def _described(stage: PlannedStage, why: list[str] | None) -> dict[str, Any]:
@@ -206,7 +277,10 @@ def _layout(stage: PlannedStage) -> str:
     if not stage.spec.trained_roles:
         return ""
     sizes = stage.resources.trainer.model_dump()
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1 rank"
+    return (
+        " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size and size > 1)
+        or "1 rank"
+    )
 
 
 def servers_of(stage: PlannedStage) -> str:
@@ -218,13 +292,17 @@ def servers_of(stage: PlannedStage) -> str:
     return f"{resources.servers} x tp {resources.tp_per_server}"
 
 
-def show_report(run: str, json: bool, open_: bool, console: CommandConsole) -> int:
+def show_report(run: str, json: bool, open_: bool, serve: bool, console: CommandConsole) -> int:
     from flows.command.live_table import show_end
     from flows.reports.page import write_page
 
     record = find_run(run)
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
+    if json and serve:
+        raise InputError("--json prints the report once, --serve shows it as it grows: give one")
+    if serve:
+        return _serve(record, plan, open_, console)
     report = build_report(record, plan)
     if json:
         print_json(report)
@@ -236,10 +314,23 @@ def show_report(run: str, json: bool, open_: bool, console: CommandConsole) -> i
     return 0
 
 
+def _serve(
+    record: RunRecord, plan: Sequence[PlannedStage], open_: bool, console: CommandConsole
+) -> int:
+    from flows.reports.live import serve_page
+
+    def told(link: str) -> None:
+        console.say(f"{record.run}, until Ctrl-C (the link works once): {link}")
+        if open_:
+            webbrowser.open(link)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_page(record, plan, told)
+    return 0
+
+
 def open_page(page: Path, console: Console) -> None:
     """In the user's browser; where there is none, its address is all that can be given."""
-    import webbrowser
-
     if not webbrowser.open(page.as_uri()):
         text = f"no browser was found on this machine; open {page.as_uri()}, or copy the file"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.command.output import CommandConsole, print_json
-from flows.page.server_app import RAY_PAGE
+from flows.page.prefect_app import RAY_PAGE
 from flows.running.records import damaged_entries, run_entries
 from infra import stack
 from infra.access import is_loopback, key_path
 from infra.errors import InputError
+from infra.guard import login_link
 from infra.home import home
-from infra.logins import login_link
 from infra.stack.database import database, free_bytes, give_back
-from infra.stack.kept_days import DAY_S, kept_days
+from infra.stack.services import DAY_S, kept_days
 from infra.tracking.old_curves import thin_curves
-from infra.tracking.pages import start_page
+from infra.tracking.pages import front_page
 
 
 def join_stack(head: str, console: Console) -> int:
@@ -162,7 +162,7 @@ def _show_links(found: stack.Stack, console: Console) -> None:
     """Each logs a browser in, once."""
     for title, url in (
         ("Prefect", found.prefect_ui),
-        ("MLflow", start_page(found.mlflow_uri)),
+        ("MLflow", front_page(found.mlflow_uri)),
         ("Ray", found.prefect_ui + RAY_PAGE),
     ):
         console.print(f"{title}: {login_link(url)}", markup=False, soft_wrap=True)

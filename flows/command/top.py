@@ -25,6 +25,12 @@ _LEAST_SECONDS = 0.5
 _TAIL_BYTES = 65_536
 """of a job's log, in which its last step is looked for"""
 _RATES = {"generated": "generate_tokens_per_s", "trained": "(?:train_)?tokens_per_s"}
+_FIGURES = {
+    "mfu": "mfu",
+    "pause s": "publish_pause_seconds",
+    "staleness": "staleness_mean",
+    "KV use": "kv_use_max",
+}
 _BAR = 16
 
 
@@ -43,6 +49,10 @@ class RunningStage(Config):
     """at its pace so far; None while that is unknown"""
     tokens_per_s: dict[str, float]
     """`generated` and `trained`, of its last step; only on the machine that has the job's log"""
+    figures: dict[str, float]
+    """of the same step: the trainer's MFU, how long servers paused for its publish, how many
+    versions old the samples were, and the largest share of a KV cache in use; as far as it has them
+    """
     servers: str
 
 
@@ -111,13 +121,14 @@ def _running(run: str, stage: StageRecord, servers: str) -> RunningStage:
         message=stage.message,
         seconds=round(stage.seconds_at(now), 1),
         seconds_left=stage.seconds_left(now),
-        tokens_per_s=_rates(stage.job) if stage.job else {},
+        tokens_per_s=_last(stage.job, _RATES) if stage.job else {},
+        figures=_last(stage.job, _FIGURES) if stage.job else {},
         servers=servers,
     )
 
 
-def _rates(job: str) -> dict[str, float]:
-    """Tokens a second of the last step that the job's log shows."""
+def _last(job: str, metrics: Mapping[str, str]) -> dict[str, float]:
+    """Of the last step that the job's log shows: metrics, as patterns, by what they are called."""
     try:
         with log_path(job).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
@@ -126,14 +137,24 @@ def _rates(job: str) -> dict[str, float]:
         return {}
     return {
         name: float(found[-1])
-        for name, metric in _RATES.items()
-        if (found := re.findall(rf"^step \d+: .*\b{metric}=([\d.e+]+)", text, re.MULTILINE))
+        for name, metric in metrics.items()
+        if (found := re.findall(rf"^step \d+: .*\b{metric}=([\d.e+-]+)", text, re.MULTILINE))
     }
 
 
 def _table(stages: list[RunningStage], in_place: bool) -> Table:
     table = Table(title="running stages" if stages else "no stage runs now", title_justify="left")
-    for header in ("run", "stage", "kind", "progress", "time", "left", "tokens/s", "servers"):
+    for header in (
+        "run",
+        "stage",
+        "kind",
+        "progress",
+        "time",
+        "left",
+        "tokens/s",
+        "last step",
+        "servers",
+    ):
         table.add_column(header, overflow="fold")
     for each in stages:
         rates = ", ".join(f"{name} {rate:.0f}" for name, rate in each.tokens_per_s.items())
@@ -145,6 +166,7 @@ def _table(stages: list[RunningStage], in_place: bool) -> Table:
             duration(each.seconds),
             duration(each.seconds_left),
             rates,
+            ", ".join(f"{name} {value:.2g}" for name, value in each.figures.items()),
             each.servers,
         )
     return table

@@ -1,4 +1,4 @@
-"""Builds the recipe that one stage stands for; `tributary sft`, `rl`, `distill` and `evaluate`
+"""Builds the recipe that one stage stands for; `tributary sft`, `rl` and the other kinds' commands
 print, save and run it.
 """
 
@@ -16,28 +16,29 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 from rich.console import Console
 
-from curricula.of_rows import OF_LIBRARIES, OF_ROWS
-from curricula.prompt_files.curriculum import Files
-from curricula.registry import build as build_curriculum
+from curricula.built_in_curricula import OF_LIBRARIES, OF_ROWS
+from curricula.built_in_curricula import build as build_curriculum
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.types import Split
 from flows.checks.trial.live_parts import leave_out_for
-from flows.command.artifacts import model_place
-from flows.command.run import start_flow
+from flows.command.models.named_artifacts import model_place
+from flows.command.run_command import start_flow
+from flows.explain import explain
 from flows.load import set_field, validate_recipe
-from flows.one_stage.domain import columns_of, domain_of, expert_name
-from flows.one_stage.options import OneStage
+from flows.one_stage.one_domain import OneStage, columns_of, domain_of, expert_name
 from flows.plan import SCORING
 from flows.post_train import plan_post_train
 from flows.recipe import MAX_NAME, Recipe
 from flows.running.chosen_stages import ChosenStages
 from infra.data_files.chunks import LocalFiles
-from infra.data_files.files import find_files
+from infra.data_files.files import find_files, require_names
 from infra.errors import InputError
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
-from tasks.model_folder.files import beside
+from tasks.model_folder.model_files import beside, template_beside
 
 BATCH_SIZE = 16
 STEPS = {"sft": 200, "rl": 100}
@@ -57,7 +58,8 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     data: dict[str, Any] = {
         "name": asked.name or _recipe_name(f"{asked.kind}-{name}"),
         "seed": asked.seed,
-        "base": {"folder": model_place(asked.model, asked.root)},
+        "base": {"folder": model_place(asked.model, asked.root)}
+        | ({"template": asked.template} if asked.template else {}),
         "experts": {name: {**expert, "path": path}},
     }
     if scores:
@@ -82,8 +84,11 @@ def as_yaml(data: dict[str, Any]) -> str:
 
 def _placed(asked: OneStage, folder: Path) -> OneStage:
     """Files as a recipe that lies anywhere names them."""
+    for files in filter(None, (asked.data, asked.held_out)):
+        require_names(files)
     return replace(
         asked,
+        template=template_beside(asked.template, folder),
         data=[beside(file, folder) for file in asked.data],
         held_out=[beside(file, folder) for file in asked.held_out],
         lm_folder=beside(asked.lm_folder, folder) if asked.lm_folder else "",
@@ -100,11 +105,11 @@ def _path(asked: OneStage, domain: Mapping[str, Any] | None) -> list[dict[str, A
             return [{"distill": every | asked.settings}]
         case "rl":
             return [{"rl": {"steps": STEPS["rl"], **asked.settings}}]
-        case "sft":
-            return [{"sft": _sft(asked)}]
+        case "sft" | "preference" | "reward":
+            return [{asked.kind: _from_rows(asked)}]
 
 
-def _sft(asked: OneStage) -> dict[str, Any]:
+def _from_rows(asked: OneStage) -> dict[str, Any]:
     settings: dict[str, Any] = {"batch_size": BATCH_SIZE, **asked.settings}
     steps = settings.pop("steps", None)
     if steps is None:
@@ -142,8 +147,11 @@ def _prompts(asked: OneStage, domain: Mapping[str, Any] | None, split: Split) ->
     if domain["curriculum"]["name"] in OF_LIBRARIES:
         tasks: Any = build_curriculum(**domain["curriculum"])
         return tasks.num_rows(split)
-    rows = Files(**Domain.model_validate(domain).curriculum.options)
-    leave_out_for(rows, model_place(asked.model, asked.root))
+    try:
+        rows = Files(**Domain.model_validate(domain).curriculum.options)
+    except ValidationError as error:
+        raise InputError(f"tributary {asked.kind}: {'; '.join(explain(error, Domain))}") from None
+    leave_out_for(rows, model_place(asked.model, asked.root), asked.template or None)
     return rows.num_rows(split)
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic import Field, GetJsonSchemaHandler, ValidationError, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from flows.catalog import FLOWS
 from flows.distill_rounds import written
+from flows.explain import explain, nearest
 from flows.load import (
     is_name,
     load_recipe,
@@ -27,13 +28,13 @@ from flows.load import (
     recipe_from_tree,
     recipe_names,
 )
+from flows.page.prefect_app import FORMATS, RUN_NAME, SEED
 from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunHead
 from infra.config import Config
 from infra.errors import InputError
-
-SEED_PATTERN = r"^[0-9]{0,18}$"
 
 
 class Asked(Config):
@@ -43,7 +44,7 @@ class Asked(Config):
     """a name, the YAML of a whole recipe, or its tree"""
     overrides: str = ""
     """changes of fields as lines `a.b=value`"""
-    seed: str = Field(default="", pattern=SEED_PATTERN)
+    seed: str = Field(default="", pattern=FORMATS[SEED])
     """another seed; empty: the recipe's"""
     name: str = ""
     """of the run"""
@@ -139,10 +140,11 @@ class _RecipeField:
 RecipeField = Annotated[Any, _RecipeField()]
 Changes = str
 """lines `a.b=value`"""
-# The page drops a pattern, unless it stands below `allOf`, before it checks what was filled in.
-Seed = Annotated[str, Field(json_schema_extra={"allOf": [{"pattern": SEED_PATTERN}]})]
+# A format's name is what the page says: "'one' is not a 'number of at most 18 digits'". It drops
+# one that does not stand below `allOf` before it checks what was filled in.
+Seed = Annotated[str, Field(json_schema_extra={"allOf": [{"format": SEED}]})]
 """digits; an empty number would be sent as null, which no schema of a number takes"""
-RunName = Annotated[str, Field(json_schema_extra={"allOf": [{"pattern": "^[a-z0-9-]*$"}]})]
+RunName = Annotated[str, Field(json_schema_extra={"allOf": [{"format": RUN_NAME}]})]
 Models = Annotated[
     Any,
     WithJsonSchema(
@@ -155,6 +157,18 @@ Models = Annotated[
     ),
 ]
 """lines `NAME=FOLDER`"""
+Stages = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"title": "one a line", "type": "string"},
+                {"title": "as JSON", "type": "object"},
+            ]
+        }
+    ),
+]
+"""lines `until=STAGE`. One box, so that Submit and what it finds wrong stand on one screen."""
 Rounds = Annotated[int, Field(ge=1, le=8)]
 
 
@@ -186,3 +200,27 @@ def _pair(line: str) -> tuple[str, str]:
     if not (name and equals and folder):
         raise InputError(f"models: `{line}`: write each model as NAME=FOLDER, one a line")
     return name, folder
+
+
+_CHOICES = {
+    "from": "from_stage", "until": "until_stage", "only": "only_stage", "force": "force_stages",
+    "accept_code": "accept_code",
+}  # fmt: skip
+
+
+def stages_of(written: str | Mapping[str, Any]) -> ChosenStages:
+    """Which stages a run does. Raises InputError that names the line."""
+    fields: dict[str, Any] = dict(written) if isinstance(written, Mapping) else {}
+    for line in parse_lines(written) if isinstance(written, str) else ():
+        choice, equals, value = (part.strip() for part in line.partition("="))
+        if choice not in _CHOICES or not (equals and value):
+            raise InputError(
+                f"stages: `{line}`: write from=STAGE, until=STAGE, only=STAGE, force=STAGE or"
+                f" accept_code=true, one a line{nearest(choice, _CHOICES)}"
+            )
+        many = [*fields.get("force_stages", []), value]
+        fields[_CHOICES[choice]] = many if choice == "force" else value
+    try:
+        return ChosenStages.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(f"stages: {'; '.join(explain(error, ChosenStages))}") from None

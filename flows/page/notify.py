@@ -14,7 +14,7 @@ import httpx
 
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InputError
-from infra.proxies import unusable
+from infra.processes.network import unusable
 
 BLOCK = "tributary-notify"
 AUTOMATION = "tributary: tell of failures"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.reports.stage_view import StageView
-from tasks.evaluate.statistics import Lines, Scaling, ScalingPoint
+from tasks.evaluate.score_statistics import Lines, Scaling, ScalingPoint
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.series import Points
 
@@ -56,6 +56,8 @@ _TITLES = {
     "lr": "learning rate",
 }
 """in the order of the charts; `outcome_mean` is in the chart of outcomes"""
+_OUTCOME = "mean outcome"
+"""title of the chart that answers whether training helped; it stands first"""
 _SHARES = ("clip_fraction", "truncated_share", "zero_variance_share")
 
 Chart = dict[str, Any]
@@ -64,10 +66,14 @@ half width of a 95% interval, or missing"""
 _Z95 = 1.96
 
 
-def charts_of(views: Sequence[StageView], curves: Mapping[str, Curve]) -> dict[str, list[Chart]]:
-    """By stage, in the plan's order; stages without a curve are left out."""
+def charts_of(
+    views: Sequence[StageView], curves: Mapping[str, Curve | None]
+) -> dict[str, list[Chart]]:
+    """By stage, in the plan's order, those with outcomes first; stages without a curve are left
+    out."""
     made = {view.name: _charts(view, curves.get(view.name)) for view in views}
-    return {name: charts for name, charts in made.items() if charts}
+    drawn = [(name, charts) for name, charts in made.items() if charts]
+    return dict(sorted(drawn, key=lambda each: each[1][0]["title"] != _OUTCOME))
 
 
 def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
@@ -93,7 +99,7 @@ def _outcomes(curve: Curve) -> Chart:
             if p.outcome is not None
         ]
         lines.append({"name": f"held out: {domain}", "points": points})
-    return {"title": "mean outcome", "lines": lines, "top": 1.0, "large": True}
+    return {"title": _OUTCOME, "lines": lines, "top": 1.0, "large": True}
 
 
 def _chart(title: str, points: Points, top: float | None) -> Chart:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.plan import BASE
+from flows.post_train import UNIFIED
 from flows.reports.paired_tests import (
     SURE,
     Paired,
@@ -19,12 +20,13 @@ from flows.reports.paired_tests import (
     problem_outcomes,
 )
 from flows.reports.rendering import p_text
-from flows.reports.report import Gain, Report, Scores, domains_of, mean
+from flows.reports.report import MEAN, Gain, Report, Scores, domains_of, mean
+from tasks.evaluate.score_statistics import judged_in_both, verdicts
+from tasks.evaluate.score_statistics import mean as mean_of
 from tasks.evaluate.spec import NOTHINK
-from tasks.evaluate.statistics import judged_in_both, verdicts
-from tasks.evaluate.statistics import mean as mean_of
 
-MEAN = "mean"
+_METHODS = {"rl": "RL", "sft": "SFT", "opd": "on-policy distillation", "preference": "preferences"}
+"""how a headline names kinds of stages"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +149,18 @@ class Best:
 
     @property
     def said(self) -> str:
-        """Example: `agent: **agent** 0.750, p = 0.031 over agent-2`"""
+        """Example: `agent: agent 0.750, p = 0.031 over agent-2`"""
         if not self.model:
             return f"{self.domain}: no model scored above 0"
-        score = f"{self.domain}: **{self.model}** {self.cell.value:.3f}"
+        score = f"{self.domain}: {self.model} {self.cell.value:.3f}"
         if self.lead is None:
             return score
         return f"{score}, {p_text(self.lead.p)} over {self.second}"
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertGain:
-    """An expert's last version against its first, on the same problems of its own domain."""
+class ModelGain:
+    """A model's last version against its first, on the same problems."""
 
     model: str
     before: ScoreCell
@@ -171,12 +173,13 @@ class Outcome:
     """Empty while a run has no scores."""
 
     headline: str = ""
+    """what training did to each model, by a test; else which model is best"""
     detail: str = ""
     winner: str = ""
     """the best model; empty where its lead may be chance"""
     best: Sequence[Best] = ()
     """by domain"""
-    gains: Sequence[ExpertGain] = ()
+    gains: Sequence[ModelGain] = ()
 
 
 def outcome_of(report: Report, scores: Mapping[str, Any]) -> Outcome:
@@ -189,12 +192,61 @@ def outcome_of(report: Report, scores: Mapping[str, Any]) -> Outcome:
     headline, detail, winner = _headline(report.scores, finals, outcomes)
     best = [_best(domain, table, finals, outcomes) for domain in table.domains]
     gains = [
-        ExpertGain(name, before, after, gain)
+        ModelGain(name, before, after, gain)
         for name, gain in report.gains.items()
         if (before := table.rows.get(gain.since, {}).get(gain.domain)) is not None
         and (after := table.rows.get(name, {}).get(gain.domain)) is not None
     ]
+    if helped := what_training_did(report):
+        headline, detail = helped, " ".join(filter(None, [headline, detail]))
     return Outcome(headline, detail, winner, [b for b in best if b is not None], gains)
+
+
+def what_training_did(report: Report) -> str:
+    """Example: `RL helped agent: +23.0 points, p < 0.001; unified keeps 92% of the experts'
+    scores.`; empty where nothing was trained, or scored before and after."""
+    experts = {name: gain for name, gain in report.gains.items() if name != UNIFIED}
+    gains = experts or report.gains
+    adjusted = holm([gain.p for gain in gains.values()])
+    told: dict[str, list[str]] = {}
+    for (name, gain), p in zip(gains.items(), adjusted, strict=True):
+        told.setdefault(_verdict(gain, p), []).append(f"{name}: {_change(gain)}")
+    clauses = [f"{verdict} {_listed(changes)}" for verdict, changes in told.items()]
+    if clauses and (kept := _share_kept(report, experts)) is not None:
+        clauses.append(f"{UNIFIED} keeps {kept:.0%} of the experts' scores")
+    said = "; ".join(clauses)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
+
+
+def _verdict(gain: Gain, adjusted: float) -> str:
+    """`adjusted`: its p, all tests of the headline counted."""
+    methods = " and ".join(_METHODS.get(kind, kind) for kind in gain.by) or "training"
+    if adjusted >= SURE:
+        return f"it is not sure that {methods} changed"
+    return f"{methods} {'helped' if gain.mean > 0 else 'hurt'}"
+
+
+def _change(gain: Gain) -> str:
+    """Example: `+23.0 points, p < 0.001`"""
+    return f"{100 * gain.mean:+.1f} points, {p_text(gain.p)}"
+
+
+def _listed(changes: Sequence[str]) -> str:
+    """One as it is, of several each in brackets: `a (+23.0 points, p < 0.001) and b (...)`"""
+    if len(changes) == 1:
+        return changes[0]
+    shown = [f"{name} ({change})" for name, _, change in (c.partition(": ") for c in changes)]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _share_kept(report: Report, experts: Mapping[str, Gain]) -> float | None:
+    """The unified model's scores in the experts' domains divided by theirs; None: one is missing,
+    or all of theirs are 0."""
+    row = report.scores.get(UNIFIED, {})
+    if not all(gain.domain in row for gain in experts.values()):
+        return None
+    theirs = sum(report.scores[name][gain.domain] for name, gain in experts.items())
+    return sum(row[gain.domain] for gain in experts.values()) / theirs if theirs else None
 
 
 def _finals(report: Report) -> list[str]:

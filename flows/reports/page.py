@@ -17,7 +17,14 @@ from flows.distill_rounds import table_of_rounds
 from flows.plan import EVALUATE, PlannedStage
 from flows.recipe import Recipe
 from flows.reports.charts import charts_of, curve_table, scaling_charts
-from flows.reports.outcome import outcome_of, score_tables, state_line, task_tables, warning_lines
+from flows.reports.outcome import (
+    outcome_of,
+    score_tables,
+    state_line,
+    task_tables,
+    warning_lines,
+    what_training_did,
+)
 from flows.reports.pipeline_chart import RiverStage, river
 from flows.reports.rendering import render, seconds_text
 from flows.reports.report import (
@@ -30,7 +37,7 @@ from flows.reports.report import (
     task_table,
     training_table,
 )
-from flows.reports.samples import read_pieces, read_samples, sample_set
+from flows.reports.shown_samples import read_pieces, read_samples, sample_set
 from flows.reports.stage_view import WHAT, StageView, counted, failure_of, seconds_of, stage_views
 from flows.reports.timeline_chart import timeline_picture
 from flows.running.chosen_stages import chosen_of
@@ -53,8 +60,8 @@ def write_page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) 
     return path
 
 
-def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str:
-    """The whole page as HTML."""
+def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage], version: str = "") -> str:
+    """The whole page as HTML; one that is served has a `version`, and asks for the newest."""
     views = stage_views(record, plan)
     head, recipe, state = record.head(), record.recipe(), record.state()
     scores = next((v.scores for v in views if v.name == EVALUATE), {})
@@ -62,10 +69,12 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
     times = {view.name: seconds_of(view) for view in views}
     rows = read_samples(record, views)
     samples = sample_set(rows, report.versions, read_pieces(record, views) if rows else None)
-    charts, scaling = charts_of(views, report.curves), scaling_charts(report.scaling)
+    curves = {view.name: view.curve_so_far for view in views} | report.curves
+    charts, scaling = charts_of(views, curves), scaling_charts(report.scaling)
     return render(
         "report.html",
         report=report,
+        version=version,
         recipe=recipe,
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(head.created)),
         links={title: url for title, url in state.links.items() if title != "report"},
@@ -125,6 +134,7 @@ def markdown(report: Report, said: list[str]) -> str:
         [
             f"### {state_line(report)}",
             *_markdown_warnings(report),
+            *([f"**{markdown_text(verdict)}**"] if (verdict := what_training_did(report)) else []),
             *_markdown_scores(report),
             *_markdown_tasks(report),
             *_markdown_rounds(report),

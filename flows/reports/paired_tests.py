@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from infra.config import Config
+from tasks.evaluate.score_statistics import Z95, judged_in_both, mean, problem_means
 from tasks.evaluate.spec import NOTHINK
-from tasks.evaluate.statistics import Z95, judged_in_both, mean, problem_means
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,10 +50,6 @@ class Paired:
     """two-sided: how often so large a difference would be seen if there were none"""
     test: str
     """`McNemar` (exact) where every outcome is 0 or 1, else `sign flips`"""
-
-    @property
-    def is_sure(self) -> bool:
-        return self.p < SURE
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:

@@ -7,6 +7,7 @@ What comes from models and users is either HTML that Jinja escapes, or JSON in a
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,10 +43,17 @@ def _environment() -> Environment:
         percent=lambda value: f"{100 * value:.0f}%",
         points=lambda value: f"{100 * value:+.1f}",
         p_value=p_text,
+        unbroken=unbroken,
         trusted=Markup,
     )
     made.filters["inlined"] = _inlined
     return made
+
+
+def unbroken(text: str) -> str:
+    """With spaces at which no line ends: `p <` and its number stay together."""
+    spaces = r"(?<=\b[pn]) (?=[<=] )|(?<=\b[pn] [<=]) | (?=points)"
+    return re.sub(spaces, "\N{NO-BREAK SPACE}", text)
 
 
 def _inlined(name: str) -> Markup:

@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import Field
 
-from curricula.built_in import BUILT_IN
-from curricula.flaws import FLAWS
+from curricula.built_in_curricula import BUILT_IN, FLAWS
 from flows.distill_rounds import Round, rounds_of
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
-from flows.reports.paired_tests import paired, problem_outcomes, problem_samples
+from flows.reports.paired_tests import paired_over_domains, problem_outcomes, problem_samples
 from flows.reports.rendering import p_text
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
@@ -23,14 +22,16 @@ from infra.errors import StorageError
 from infra.home import home
 from infra.shown_text import markdown_cell
 from infra.store.artifacts import ArtifactStore
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
-from tasks.evaluate.statistics import Scaling, judged_in_both
-from tasks.evaluate.statistics import mean as mean_of
+from tasks.evaluate.score_statistics import Scaling, judged_in_both
+from tasks.evaluate.score_statistics import mean as mean_of
 from tasks.lm_eval.spec import TASK_SCORES_FILE
 from tasks.rl.curve import CURVE_FILE, Curve
 
 Scores = dict[str, dict[str, float]]
+MEAN = "mean"
+"""the column of the mean over domains"""
 NO_VERDICT = "no verdict"
 """in place of a score, where every verdict failed"""
 Intervals = dict[str, dict[str, tuple[float, float]]]
@@ -49,6 +50,7 @@ class Gain(Config):
     """What training changed in the mean outcome, with its 95% interval; 0 to 1, not points."""
 
     domain: str
+    """`mean` for a model that is judged by all of several domains"""
     since: str
     """the model that it is compared with: the first version, or the base of an only one"""
     before: float
@@ -66,6 +68,8 @@ class Gain(Config):
     """problems where none of those had an outcome above 0"""
     newly_solved: float | None = None
     """mean outcome of the last version on these; None: there are none"""
+    by: list[str] = Field(default_factory=list[str])
+    """kinds of the stages that trained it since, e.g. ["rl"]"""
 
 
 class Admission(Config):
@@ -98,7 +102,8 @@ class Report(Config):
     tasks: Scores = Field(default_factory=dict[str, dict[str, float]])
     """model -> task and metric of lm-eval -> its value, e.g. `arc_easy acc`"""
     gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
-    """by expert: its last version against its first, on the same problems of its domain"""
+    """by model: its last version against its first, on the same problems: an expert's are those of
+    its domain, the unified model's those of all"""
     versions: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
     """by model: what scores call its versions, in the order of its path"""
     curves: dict[str, Curve] = Field(default_factory=dict[str, Curve])
@@ -119,21 +124,16 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
     versions = versions_of(plan)
     state, now = record.state(), time.time()
     recipe = record.recipe()
+    shown = [
+        ReportStage(name=s.name, kind=s.kind, digest=s.digest, cached=s.cached,
+                    seconds=s.seconds_at(now), artifact=s.artifact)
+        for s in known
+    ]  # fmt: skip
     return Report(
         run=record.run,
         state=state.state,
         seconds=state.seconds_at(now),
-        stages=[
-            ReportStage(
-                name=s.name,
-                kind=s.kind,
-                digest=s.digest,
-                cached=s.cached,
-                seconds=s.seconds_at(now),
-                artifact=s.artifact,
-            )
-            for s in known
-        ],
+        stages=shown,
         scores=content.get("scores", {}),
         greedy=content.get("greedy", {}),
         no_verdict=content.get("no_verdict", {}),
@@ -141,7 +141,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         intervals=content.get("intervals", {}),
         scaling=Scaling.model_validate(content.get("scaling", {})),
         tasks=read_task_scores(record).get("scores", {}),
-        gains=_gains(content, recipe, versions) if content else {},
+        gains=_gains(content, recipe, plan) if content else {},
         versions=versions,
         curves={
             planned.name: Curve.model_validate_json(data)
@@ -197,31 +197,36 @@ def _admissions(record: RunRecord, plan: Sequence[PlannedStage]) -> dict[str, Ad
 
 
 def _gains(
-    content: Mapping[str, Any], recipe: Recipe, versions: Mapping[str, Sequence[str]]
+    content: Mapping[str, Any], recipe: Recipe, plan: Sequence[PlannedStage]
 ) -> dict[str, Gain]:
-    """Each expert's last version in its own domain, where it and its first were scored there."""
+    """Each model's last version against its first, where both were scored on the same problems."""
     means, samples = problem_outcomes(content), problem_samples(content)
+    domains = {name: [e.domain.name] for name, e in recipe.experts.items() if e.domain is not None}
+    everywhere = dict.fromkeys(domain for model, domain in means if model == UNIFIED)
     gains: dict[str, Gain] = {}
-    for name, expert in recipe.experts.items():
-        if expert.domain is None:
+    for name, own in (domains | {UNIFIED: list(everywhere)}).items():
+        since = first_version(versions_of(plan).get(name, []))
+        pairs = [(means.get((since, d), []), means.get((name, d), [])) for d in own]
+        known = [judged_in_both(a, b) if len(a) == len(b) else ([], []) for a, b in pairs]
+        if not known or not all(row for row, _ in known):
             continue
-        domain, since = expert.domain.name, first_version(versions.get(name, []))
-        before, after = means.get((since, domain)), means.get((name, domain))
-        known = ([], []) if before is None or after is None else judged_in_both(before, after)
-        if not before or not after or not known[0]:
-            continue
-        found = paired(*known)
-        tries = samples[since, domain]
+        found = paired_over_domains([a for a, _ in known], [b for _, b in known])
+        tries = [row for domain in own for row in samples[since, domain]]
         new = [
-            value
-            for earlier, value, row in zip(before, after, tries, strict=True)
-            if earlier is not None and value is not None and not any(row)
+            after
+            for (earlier, later), domain in zip(pairs, own, strict=True)
+            for before, after, row in zip(earlier, later, samples[since, domain], strict=True)
+            if before is not None and after is not None and not any(row)
         ]
+        kinds = [stage.kind for stage in plan if stage.model == name]
         gains[name] = Gain(
-            domain=domain, since=since, before=mean_of(known[0]), after=mean_of(known[1]),
+            domain=own[0] if len(own) == 1 else MEAN, since=since,
+            before=mean_of([mean_of(a) for a, _ in known]),
+            after=mean_of([mean_of(b) for _, b in known]),
             mean=found.difference, low=found.low, high=found.high, p=found.p, test=found.test,
             problems=found.problems, samples=max(map(len, tries), default=0),
             unsolved=len(new), newly_solved=mean_of(new) if new else None,
+            by=list(dict.fromkeys(kinds if since == BASE else kinds[1:])),
         )  # fmt: skip
     return gains
 
@@ -270,14 +275,14 @@ def task_table(tasks: Scores) -> tuple[list[str], list[list[str]]]:
 
 
 def training_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Each expert's first and last version in its own domain: sampled, greedy and best of k."""
+    """Each model's first and last version on its own domain: sampled, greedy and best of k."""
     kinds = {"temperature 1": ("scores", report.scores), "greedy": ("greedy", report.greedy)}
     if report.best_of:
         k = max(report.best_of, key=int)
         kinds[f"best of {k}"] = (f"best_of_{k}", report.best_of[k])
     rows: list[list[str]] = []
-    for expert, gain in report.gains.items():
-        for model in (gain.since, expert):
+    for name, gain in report.gains.items():
+        for model in (gain.since, name):
             cells = [
                 _with_interval(scores, report.intervals.get(name, {}), model, gain.domain)
                 for name, scores in kinds.values()
@@ -288,7 +293,8 @@ def training_table(report: Report) -> tuple[list[str], list[list[str]]]:
 
 def _with_interval(scores: Scores, intervals: Intervals, model: str, domain: str) -> str:
     """Example: `0.727 (0.68 to 0.77)`"""
-    value = scores.get(model, {}).get(domain)
+    row = scores.get(model, {})
+    value = (mean(row) if row else None) if domain == MEAN else row.get(domain)
     bounds = intervals.get(model, {}).get(domain)
     shown = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
     return _cell(value) + shown
@@ -373,17 +379,19 @@ def _demonstrators(recipe: Recipe) -> list[str]:
     ]
 
 
-def _gain(expert: str, gain: Gain) -> str:
+def _gain(model: str, gain: Gain) -> str:
+    where = "as the mean over domains" if gain.domain == MEAN else "in its own domain"
     said = (
-        f"Since {gain.since}, {expert} moved from {gain.before:.2f} to {gain.after:.2f} in its own"
-        f" domain ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
+        f"Since {gain.since}, {model} moved from {gain.before:.2f} to {gain.after:.2f} {where}"
+        f" ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
         f" {100 * gain.high:+.1f}, {p_text(gain.p)})."
     )
     if gain.newly_solved is None:
         return said
     return (
-        f"{said} None of {gain.samples} samples of {gain.since} solved {gain.unsolved} of the"
-        f" problems; {expert} reaches {gain.newly_solved:.2f} on these."
+        f"{said} On the {gain.unsolved} problem{'' if gain.unsolved == 1 else 's'} that"
+        f" {gain.since} never solved in {gain.samples} samples, {model} scores"
+        f" {gain.newly_solved:.2f}."
     )
 
 

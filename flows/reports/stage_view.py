@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +13,21 @@ from flows.plan import PlannedStage
 from flows.running.records import RunRecord, RunState, StageRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactStore, Manifest
-from infra.timeline import TRAINER
-from infra.trace_file import TRACE_FILE, Trace, read_trace
+from infra.timeline import TRACE_FILE, TRAINER, Trace, read_trace
 from tasks.admit.admission import CAUSES
 from tasks.admit.spec import ADMISSION_FILE
 from tasks.distill.spec import COUNTS_FILE
 from tasks.durable.launch import log_path
 from tasks.evaluate.spec import SCORES_FILE
 from tasks.rl.counts import RL_COUNTS_FILE
-from tasks.series import SERIES_FILE, Points, read_series
+from tasks.rl.curve import Curve, ScorePoint
+from tasks.screen.spec import SCREEN_FILE
+from tasks.series import SERIES_FILE, Points, read_series, thinned
+
+_HELD_OUT = "eval_outcome_"
+"""begins the metrics of scores on held-out problems; then comes the domain"""
+_READ_BYTES = 4 * 2**20
+"""of the end of a log, at most"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,28 @@ class StageView:
     domain"""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """content of `scores.json`"""
+
+    @property
+    def curve_so_far(self) -> Curve | None:
+        """Of a stage that runs, as far as its log shows it."""
+        training = dict(self.series.get("outcome_mean", ()))
+        held_out = {
+            name.removeprefix(_HELD_OUT): self._scored(name.removeprefix(_HELD_OUT))
+            for name in self.series
+            if name.startswith(_HELD_OUT)
+        }
+        return Curve(training=training, held_out=held_out) if training or held_out else None
+
+    def _scored(self, domain: str) -> list[ScorePoint]:
+        errors = dict(self.series.get(f"eval_stderr_{domain}", ()))
+        problems = dict(self.series.get(f"eval_problems_{domain}", ()))
+        return [
+            ScorePoint(
+                step=step, version=0, outcome=outcome, stderr=errors.get(step, 0.0),
+                problems=int(problems.get(step, 0)), wanted=int(problems.get(step, 0)),
+            )
+            for step, outcome in self.series[f"{_HELD_OUT}{domain}"]
+        ]  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -59,7 +88,8 @@ def _pending(planned: PlannedStage) -> StageRecord:
 
 def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -> StageView:
     if not stage.artifact:
-        return StageView(planned, stage)
+        live = _series_so_far(stage.job) if stage.state == "running" and stage.job else {}
+        return StageView(planned, stage, series=live)
     manifest = artifacts.manifest(stage.kind, stage.digest)
     held = {file.path for file in manifest.files} if manifest else set[str]()
 
@@ -67,7 +97,7 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
         return artifacts.read(stage.kind, stage.digest, name) if name in held else None
 
     trace, series, scores = read(TRACE_FILE), read(SERIES_FILE), read(SCORES_FILE)
-    counts = read(RL_COUNTS_FILE) or read(COUNTS_FILE) or read(ADMISSION_FILE)
+    counts = read(RL_COUNTS_FILE) or read(COUNTS_FILE) or read(ADMISSION_FILE) or read(SCREEN_FILE)
     return StageView(
         planned,
         stage,
@@ -77,6 +107,21 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
         json.loads(counts) if counts else {},
         json.loads(scores) if scores else {},
     )
+
+
+def _series_so_far(job: str) -> dict[str, Points]:
+    """What the job's log says of its steps; nothing on a machine that has no such log."""
+    found: dict[str, dict[int, float]] = {}
+    try:
+        with log_path(job).open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - _READ_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return {}
+    for step, said in re.findall(r"^step (\d+): (.*)$", text, re.MULTILINE):
+        for name, value in re.findall(r"(\S+)=(-?[\d.]+(?:e[+-]?\d+)?)(?= |$)", said):
+            found.setdefault(name, {})[int(step)] = float(value)
+    return {name: thinned(sorted(points.items())) for name, points in found.items()}
 
 
 _SFT = ("sequences", "too_long", "without_thinking", "unrendered")
@@ -116,6 +161,10 @@ def _tables(view: StageView) -> Iterator[Counted]:
         case "admit":
             for name, counts in view.counts.items():
                 yield Counted(view.name, f"problems of {name}", _tried(counts))
+        case "screen":
+            for name, counts in view.counts.items():
+                title = f"problems of {name}, by how often the model solves them"
+                yield Counted(view.name, title, _pools(counts))
         case "evaluate":
             yield from _evaluated(view)
         case _ if "groups" in view.counts:
@@ -151,6 +200,11 @@ def _tried(counts: Mapping[str, int]) -> list[Count]:
     del refused["tried"], refused["admitted"]
     why = [Count(f"refused: {CAUSES[cause]}", n, tried) for cause, n in _by_size(refused)]
     return [Count("tried", tried, tried, True), Count("admitted", admitted, tried, True), *why]
+
+
+def _pools(counts: Mapping[str, int]) -> list[Count]:
+    tried = counts["tried"]
+    return [Count(k, n, tried, k in ("tried", "kept")) for k, n in counts.items()]
 
 
 def _evaluated(view: StageView) -> Iterator[Counted]:

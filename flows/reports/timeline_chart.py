@@ -12,8 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from infra.timeline import CHECKPOINTS, EVALUATION, SERVERS, TRAINER, Event, Point
-from infra.trace_file import TRACE_FILE, Trace
+from infra.timeline import (
+    CHECKPOINTS,
+    EVALUATION,
+    SERVERS,
+    TRACE_FILE,
+    TRAINER,
+    Event,
+    Point,
+    Trace,
+)
 
 _MOST_STEPS = 40
 """steps in one picture: of more, each would be too narrow to see"""

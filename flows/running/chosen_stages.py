@@ -73,7 +73,7 @@ def narrowed(plan: list[PlannedStage], chosen: ChosenStages) -> list[PlannedStag
     """The stages that a run looks up or runs, in the plan's order. Raises InputError for a stage
     that the plan does not have."""
     stages = {stage.name: stage for stage in plan}
-    begins = _known("--from", chosen.begins, stages)
+    begins = _known("--only" if chosen.only_stage else "--from", chosen.begins, stages)
     ends = _known("--until", chosen.ends, stages)
     run = set(stages)
     if ends:

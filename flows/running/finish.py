@@ -19,6 +19,8 @@ from infra.store.artifacts import ArtifactRecord
 
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")
 """what a run's id has in addition to its name"""
+WARNED = "with warnings"
+"""tag of a flow run that completed, but has warnings"""
 _MOST = 4
 """scores in one line"""
 
@@ -36,11 +38,10 @@ def given_name(head: RunHead) -> str:
     return _STAMP.sub("", head.run)
 
 
-def shown_tags(head: RunHead) -> list[str]:
-    """Of its flow run, to find all runs of a recipe, of a seed, of a name."""
-    return list(
-        dict.fromkeys([str(head.recipe["name"]), f"seed {head.recipe['seed']}", given_name(head)])
-    )
+def shown_tags(head: RunHead, is_warned: bool = False) -> list[str]:
+    """Tags of its flow run, to find all runs of a recipe, of a seed, of a name, with warnings."""
+    names = str(head.recipe["name"]), f"seed {head.recipe['seed']}", given_name(head)
+    return list(dict.fromkeys([*names, *([WARNED] if is_warned else [])]))
 
 
 def _part_of(flow: str, arguments: Mapping[str, object]) -> str:

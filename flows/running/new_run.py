@@ -33,7 +33,7 @@ from infra.errors import InputError
 from infra.home import home
 from infra.hub import hub_name, is_hub_name, pinned
 from tasks.domain import RewardTerm
-from tasks.served.roles import role_name
+from tasks.served.served_roles import role_name
 
 _MODELS = "models"
 """the argument of a flow that names folders to import"""
@@ -201,13 +201,13 @@ def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str,
         )
 
 
-State = Literal["Skipped", "Over"]
+State = Literal["skipped", "over"]
 _START_SECONDS = 300.0
 """what a run that is on record may take to be worked on: it may wait for its flow's process"""
 
 
 class NotDue(Exception):
-    """A trigger that has nothing to do; `state` is what Prefect's page calls it."""
+    """A trigger that has nothing to do; `state` ends the name that Prefect's page shows for it."""
 
     def __init__(self, state: State, why: str) -> None:
         super().__init__(why)
@@ -233,14 +233,14 @@ def next_rounds(recipe: Recipe, arguments: Mapping[str, Any]) -> Due:
     expert = str(arguments["expert"])
     if running := _running(recipe, expert):
         raise NotDue(
-            "Skipped",
+            "skipped",
             f"run {running} still works on the rounds of {expert}; the next trigger goes on from"
             " what it makes",
         )
     earlier = earlier_rounds(recipe, expert)
     if why := _why_over(recipe, expert, earlier):
         raise NotDue(
-            "Over",
+            "over",
             f"the rounds of {expert} are at their end: {why}. Change `rounds` in the recipe to go"
             " on, or switch the schedule off",
         )

@@ -10,16 +10,16 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 from flows.catalog import plan_of
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.reports.page import report_path
 from flows.running.records import RunRecord
 from flows.running.run import RecipeRun
 from flows.running.secrets import secrets_of_run
 from flows.running.tracked_run import TrackedRun
-from infra.cluster import Cluster
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
 from infra.stack import Stack, load_stack, require_ours
+from infra.stack.cluster import Cluster
 from infra.store.artifacts import ArtifactStore
 from infra.tracking.tracker import Tracker
 from infra.user_files import install_hooks, read_hooks

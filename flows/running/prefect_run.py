@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -36,10 +37,18 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.catalog import plan_of
 from flows.page.form import Asked
 from flows.plan import PlannedStage
+from flows.reports.outcome import warning_lines
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
 from flows.running.chosen_stages import require_stored
-from flows.running.finish import conclude, message_of, publish, shown_name, shown_tags
+from flows.running.finish import (
+    WARNED,
+    conclude,
+    message_of,
+    publish,
+    shown_name,
+    shown_tags,
+)
 from flows.running.new_run import NotDue, new_run, require_same
 from flows.running.open import open_run, stop_run
 from flows.running.prefect_api import RUN_LABEL
@@ -48,7 +57,7 @@ from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from infra.errors import TributaryError
 from infra.home import home
-from infra.stack.watch import LEFT, RESOURCE
+from infra.stack.prefect_server import LEFT, RESOURCE
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageStopped
 from tasks.durable.prefect_task import LiveArtifact, durable_stage
@@ -69,9 +78,14 @@ def run_flow(name: str, asked: Asked, arguments: dict[str, Any]) -> State[Any]:
         report = _report(name, asked, arguments)
     except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
         get_run_logger().error(str(error))  # the page shows only the first line of a state
+        logging.getLogger("prefect.flow_runs").addFilter(_says_more)
+        if not _remembered(str(current.id)):
+            _rename(str(current.id), f"{_asked_for(asked)}, refused")
         return Failed(message=str(error))
     except NotDue as why:
-        return Completed(name=why.state, message=str(why))
+        # Lists leave out states whose name Prefect does not know, so the run's name says it.
+        _rename(str(current.id), f"{_asked_for(asked)}, {why.state}")
+        return Completed(message=str(why))
     return Completed(message=message_of(report), data=report.model_dump())
 
 
@@ -79,7 +93,7 @@ def _report(name: str, asked: Asked, arguments: dict[str, Any]) -> Report:
     flow_run = str(current.id)
     record = _record(flow_run, name, asked, arguments)
     _remember(flow_run, record.run)
-    _show_name(flow_run, record)
+    _show_name(flow_run, record, is_warned=False)
     plan = plan_of(name, record.recipe(), record.head().arguments)
     if deployment.id:
         _write_to(home() / "logs" / "flows" / f"{record.run}.log")
@@ -96,7 +110,10 @@ def _report(name: str, asked: Asked, arguments: dict[str, Any]) -> Report:
         record.add_links(opened.tracked.links())
         shown.write(_pages(opened))
         conclude(opened, plan, _run_stages(opened, plan))
-    return build_report(record, plan)
+    report = build_report(record, plan)
+    if warning_lines(report):
+        _show_name(flow_run, record, is_warned=True)
+    return report
 
 
 def _record(flow_run: str, name: str, asked: Asked, arguments: dict[str, Any]) -> RunRecord:
@@ -113,16 +130,35 @@ def _record(flow_run: str, name: str, asked: Asked, arguments: dict[str, Any]) -
     return new_run(recipe, name, arguments, name=asked.name, in_process=False, asked=asked.by_name)
 
 
-def _show_name(flow_run: str, record: RunRecord) -> None:
-    """Runs are told apart by recipe, seed and given name, whatever Prefect's page made up."""
+def _show_name(flow_run: str, record: RunRecord, is_warned: bool) -> None:
+    """Runs are told apart by recipe, seed and given name, whatever Prefect's page made up. A tag
+    says that there are warnings: lists leave out a state that has another name."""
     head = record.head()
     with get_client(sync_client=True) as client:
         known = client.read_flow_run(UUID(flow_run))
         client.update_flow_run(
             UUID(flow_run),
             name=shown_name(head),
-            tags=sorted({*known.tags, *shown_tags(head)}),
+            tags=sorted({*known.tags} - {WARNED} | {*shown_tags(head, is_warned)}),
         )
+
+
+ENGINES_LAST_WORD = "Engine execution exited with unexpected exception"
+"""what Prefect logs below a failure, with a traceback of its own functions"""
+
+
+def _says_more(line: logging.LogRecord) -> bool:
+    return line.getMessage() != ENGINES_LAST_WORD
+
+
+def _asked_for(asked: Asked) -> str:
+    """What to call a run that never was on record: its name, else its recipe's."""
+    return asked.name or str(asked.by_name.get("recipe", "own recipe"))
+
+
+def _rename(flow_run: str, name: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(UUID(flow_run), name=name)
 
 
 def _labelled(flow_run: str) -> str:
@@ -151,7 +187,8 @@ def _run_stages(run: RecipeRun, plan: list[PlannedStage]) -> dict[str, ArtifactR
     def start(stage: PlannedStage, inputs: dict[str, Future]) -> Future:
         made: Any = inputs  # Prefect puts the futures' results in their place
         urls = run.place.launcher.url, run.tracked.stage_url
-        tagged = durable_stage.with_options(tags={stage.kind, stage.expert} - {""})
+        # Its name is what the page calls a stage that has not begun.
+        tagged = durable_stage.with_options(name=stage.name, tags={stage.kind, stage.expert} - {""})
         return tagged.submit(stage, made, run.stage, *urls)
 
     futures = execute(plan, start)

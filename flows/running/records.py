@@ -16,13 +16,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from flows.explain import nearest
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.running.secrets import use_secrets
 from infra.config import Config
 from infra.errors import DamagedRecord, InputError
 from infra.home import home
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 from infra.store.store import Store
 
 State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]
@@ -260,6 +261,7 @@ def find_run(wanted: str = "") -> RunRecord:
     entries = run_entries()
     for entry in entries:
         if not wanted or entry.is_called(wanted):
+            _tell_apart(wanted, entry, entries)
             return RunRecord(store_of(entry.storage), entry.run)
     damaged = damaged_entries()
     if wanted in damaged:
@@ -267,7 +269,21 @@ def find_run(wanted: str = "") -> RunRecord:
     if not entries and not damaged:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
     latest = ", ".join(entry.run for entry in entries[:_SHOWN])
-    raise InputError(f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}")
+    names = {name for entry in entries for name in (entry.run, entry.name, entry.recipe)}
+    owner = wanted.partition("/")[0]
+    near = f"; name the run alone: {owner}" if owner in names else ""
+    raise InputError(
+        f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}"
+        f"{near or nearest(wanted, names)}"
+    )
+
+
+def _tell_apart(wanted: str, newest: RunEntry, entries: Iterable[RunEntry]) -> None:
+    """Say so where a name that people gave to runs means several of them."""
+    same = [entry.run for entry in entries if wanted and entry.name == wanted]
+    if len(same) > 1 and newest.run != wanted:
+        others = ", ".join(run for run in same if run != newest.run)
+        warn_once(f"{wanted} is the newest run of that name, {newest.run}, and not {others}")
 
 
 def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from flows.checks.memory.fit import sized
 from flows.plan import PlannedStage
 from flows.reasons import changes, taken_by
 from flows.recipe import Recipe
@@ -24,7 +25,7 @@ from flows.running.records import RunRecord, RunState, StageRecord
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError, StageFailed, TributaryError
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
-from infra.trace_file import TRACE_FILE
+from infra.timeline import TRACE_FILE
 from infra.user_files import InstalledFiles
 from tasks.durable.attempts import (
     RunPlace,
@@ -34,8 +35,8 @@ from tasks.durable.attempts import (
     is_under_way,
     run_stage,
 )
-from tasks.durable.identity import StageIdentity, stage_identity
 from tasks.durable.protocol import JobWatcher
+from tasks.durable.stage_identity import StageIdentity, stage_identity
 
 _NAMED = 3
 
@@ -110,6 +111,7 @@ class RecipeRun:
     ) -> tuple[ArtifactRecord, bool]:
         """Look the stage up or run it. The experts' stages wait here for a free slot."""
         known = self.record.stage(planned.name)
+        planned = sized(self.recipe, planned)
         work, first, accepted = self._work(planned, inputs, known, watch)
         progress = _Recorded(self.record, planned, work.digest, watch, known)
         try:

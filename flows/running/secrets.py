@@ -17,10 +17,15 @@ from pydantic import SecretStr
 from flows.recipe import Recipe
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
-from infra.needed_secrets import RunSecrets, is_for_jobs
+from infra.processes.network import unusable
 from infra.processes.secret_file import not_secrets
-from infra.proxies import unusable
-from infra.secret_references import is_secret_variable, missing, secret_names
+from infra.secret_references import (
+    RunSecrets,
+    is_for_jobs,
+    is_secret_variable,
+    missing,
+    secret_names,
+)
 from infra.stack import Stack, load_stack
 from infra.stack.flow_jobs import is_elsewhere
 

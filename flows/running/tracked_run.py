@@ -25,8 +25,9 @@ from tasks.durable.attempts import StageLetGo, StageWork
 
 _log = logging.getLogger(__name__)
 
-COMPARED = ("outcome_mean", "entropy")
-"""curves that tell how experts learn, of every stage that trains a policy"""
+COMPARED = ("outcome_mean",)
+"""the curve that tells how experts learn, of every stage that trains a policy; a second one would
+share its axis, and each stage's colour"""
 LEARNED = ("loss",)
 """the curve of stages that learn from data, for runs without a policy"""
 _MOST_COLUMNS = 12
@@ -280,10 +281,10 @@ class TrackedRun:
             self.tracker.show_columns([*wanted, "params.seed"], last)
 
     def say_result(self, said: str) -> None:
-        """In the run's name, which every list of runs shows, whatever its columns."""
+        """First in the run's name: every list of runs shows its beginning, whatever its columns."""
         if self.tracker is not None:
             with _tolerated("the result"):
-                self.tracker.rename(self.parent, f"{self._run}: {said}")
+                self.tracker.rename(self.parent, f"{said} ({self._run})")
 
     def rounds(self, rounds: Sequence[Round]) -> None:
         """The curve of a series, as metrics of the parent run with the round as step."""

@@ -1,10 +1,11 @@
-"""A domain of your own: its problems, its tool, its reward. `recipe.yaml` names them.
+"""The problems of a domain of your own, and demonstrations. `recipe.yaml` names the curriculum.
 
 The example: the model asks a warehouse how many pieces it has, and adds what is delivered.
 
     user: apple +4    model: stock(item="apple")    tool: 3    model: 7
 
-To train on another task, write the five functions of the first part. The second rarely changes.
+To train on another task, write the three functions of the first part, `answer_call` in
+my_environment.py and the reward in my_reward.py. The second part rarely changes.
 """
 
 from __future__ import annotations
@@ -16,20 +17,10 @@ from itertools import count as count_from
 from itertools import islice
 from typing import Any
 
+from my_environment import MyEnvironment, answer_call
+
 from curricula.splits import split_of
-from curricula.tools import check_call
-from engines.types import (
-    AssistantTurn,
-    Demonstration,
-    Message,
-    Problem,
-    Split,
-    Step,
-    Tool,
-    ToolCall,
-    Transcript,
-    Verdict,
-)
+from engines.types import Demonstration, Message, Problem, Split, Tool, ToolCall
 
 # 1. Your task
 
@@ -66,19 +57,6 @@ def solve(problem: Problem) -> tuple[Message, ...]:
 def spoil(turns: tuple[Message, ...], rng: random.Random) -> tuple[Message, ...]:
     """A demonstration with a wrong end. Real demonstrations have mistakes too: RL unlearns them."""
     return (*turns[:-1], replace(turns[-1], content=str(rng.randrange(19))))
-
-
-def answer_call(problem: Problem, call: ToolCall) -> str:
-    """What the tool says to a call that has the right form."""
-    known: Any = problem.reference
-    return str(known["stock"]) if call.arguments["item"] == known["item"] else "unknown"
-
-
-def right_answer(transcript: Transcript) -> Verdict:
-    """The reward, between 0 and 1. Its `reason` is shown by `tributary rollouts`."""
-    known: Any = transcript.problem.reference
-    right = transcript.answer.strip() == known["answer"]
-    return Verdict(float(right), reason="" if right else f"not {known['answer']}")
 
 
 # 2. How a stage asks for it
@@ -126,26 +104,3 @@ class MyDomain:
 def content(problem: Problem) -> str:
     """What makes two problems the same problem: it decides the split."""
     return f"{problem.messages} {problem.reference}"
-
-
-class MyEnvironment:
-    """Plays the tool. `domain.max_turns` in the recipe bounds the assistant's turns."""
-
-    async def start(self, problem: Problem) -> MyEpisode:
-        return MyEpisode(problem)
-
-
-class MyEpisode:
-    """One rollout: a turn with calls gets the tool's answers, a turn without them is the last."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-
-    async def step(self, turn: AssistantTurn) -> Step:
-        for call in turn.tool_calls:
-            check_call(call, self._problem.tools)  # else the rollout is malformed: reward 0
-        answers = [Message("tool", answer_call(self._problem, call)) for call in turn.tool_calls]
-        return Step(tuple(answers), done=not answers)
-
-    async def close(self) -> None:
-        """Nothing is held open."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from my_domain import MyDomain, content, right_answer
+from my_domain import MyDomain, content
+from my_reward import right_answer
 
 from engines.types import (
     AssistantTurn,

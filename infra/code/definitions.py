@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from infra.errors import InputError
@@ -102,13 +103,19 @@ nothing"""
 
 def read_module(file: Path, name: str) -> Module:
     """The module of that dotted name. Raises InputError for a file that is not Python."""
-    try:
-        tree = _tree(file.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{file} is not Python: {error}") from error
     is_package = file.name == "__init__.py"
     package = name if is_package else name.rpartition(".")[0]
+    try:
+        return _module(file.read_bytes(), package, is_package)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{file} is not Python: {error}") from error
+
+
+@cache
+def _module(source: bytes, package: str, is_package: bool) -> Module:
+    """A run asks for the identity of each of its stages, and reading these files takes seconds."""
     module = Module(package, is_package)
+    tree = _tree(source)
     for statement in tree.body:
         module.add(ALL, statement)
     for statement in _run_when_imported(tree.body):

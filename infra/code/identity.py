@@ -108,9 +108,9 @@ def code_identity(
     )  # fmt: skip
 
 
-def with_commit(identity: CodeIdentity, root: Path = SOURCE_ROOT) -> CodeIdentity:
+def with_commit(identity: CodeIdentity) -> CodeIdentity:
     """The same, with what git says of it, which takes a moment."""
-    commit, dirty = _git_state(root, list(identity.files))
+    commit, dirty = _git_state(SOURCE_ROOT, list(identity.files))
     return identity.model_copy(update={"commit": commit, "dirty": dirty})
 
 

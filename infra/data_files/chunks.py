@@ -19,11 +19,10 @@ from typing import Any, Protocol
 from infra.data_files.csv_rows import CsvFile, first_csv
 from infra.data_files.files import DataFile, local_copy, open_file, state_of_source
 from infra.data_files.json_rows import JsonFile, first_json
-from infra.data_files.kinds import Kind
+from infra.data_files.kinds import Kind, require_content
 from infra.data_files.remembered import recall, remember
 from infra.data_files.rows import Chunk, Rows
 from infra.data_files.tables import ArrowFile, ParquetFile, first_arrow, first_parquet
-from infra.data_files.wrong_content import require_content
 from infra.errors import InputError, TributaryError
 
 CHUNK_BYTES = 1 << 20

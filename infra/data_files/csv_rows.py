@@ -9,14 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.kinds import suffix_of
-from infra.data_files.rows import BYTE_ORDER_MARK, Chunk, Rows, row_of
+from infra.data_files.rows import BYTE_ORDER_MARK, MOST_ROW, Chunk, Rows, lines_of, row_of
+from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import json_fault
-
-_MOST_CELL = 64 << 20
-"""signs of a cell; more are a quote that nobody closed"""
 
 
 class _Record(NamedTuple):
@@ -108,8 +105,8 @@ def first_csv(opened: BinaryIO, name: str, most: int) -> tuple[Rows, bool]:
 class _Lines:
     """The lines of a file as text; it knows where the next one begins."""
 
-    def __init__(self, file: Iterable[bytes], line: int = 1, at: int = 0) -> None:
-        self._file = iter(file)
+    def __init__(self, file: BinaryIO, line: int = 1, at: int = 0) -> None:
+        self._file = lines_of(file)
         self.line, self.at = line, at
 
     def __iter__(self) -> Iterator[str]:
@@ -147,7 +144,7 @@ def _delimiter(header: str, name: str) -> str:
 
 
 def _reader(lines: Iterable[str], delimiter: str, is_padded: bool = False) -> Iterator[list[str]]:
-    csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
+    csv.field_size_limit(max(csv.field_size_limit(), MOST_ROW))
     return csv.reader(lines, delimiter=delimiter, skipinitialspace=is_padded, strict=True)
 
 

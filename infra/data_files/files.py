@@ -7,7 +7,6 @@ import json
 import os
 import posixpath
 import secrets
-import shutil
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +20,13 @@ from infra.data_files.folders import files_of_folder
 from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of
 from infra.data_files.remembered import forget_unused, recall, remember, state_of
 from infra.errors import InputError, StorageError
+from infra.home import copy_within_room
 from infra.secret_references import plain_address
 
 _WHOLE = 64 << 20
 """bytes up to which the whole file enters its fingerprint"""
 _EDGE = 1 << 20
 """bytes of either end of a larger file that do"""
-_BLOCK = 1 << 20
 _HASH = f"size and sha256, whole up to {_WHOLE}, else of both ends of {_EDGE}"
 _WORTH_KEEPING = 1 << 20
 """bytes of a file below which its hash is found as quickly as what is kept of it"""
@@ -55,11 +54,18 @@ class DataFile:
         return kind
 
 
+def require_names(patterns: Sequence[str]) -> None:
+    """Raises InputError where there is none, or an empty one."""
+    if not patterns:
+        raise InputError("files: none is given; name at least one, e.g. chats.jsonl")
+    if not all(pattern.strip() for pattern in patterns):
+        raise InputError("files: a name is empty; is a variable of the shell not set?")
+
+
 def find_files(patterns: Sequence[str]) -> list[DataFile]:
     """In the patterns' order, each once. Raises InputError for a pattern without a file, and for a
     file of a kind that is not read; StorageError where a file system cannot be asked."""
-    if not patterns:
-        raise InputError("files: none is given")
+    require_names(patterns)
     found: dict[str, tuple[Any, str, str]] = {}
     for pattern in patterns:
         fs, paths, chosen = _matches(pattern)
@@ -208,9 +214,11 @@ def local_copy(file: DataFile, folder: Path) -> Path:
     forget_unused(folder)
     draft = copy.with_name(f".{copy.name}.{secrets.token_hex(6)}")  # two stages may begin at once
     try:
-        with open_file(file) as source, draft.open("wb") as target:
-            shutil.copyfileobj(source, target, _BLOCK)
+        with open_file(file) as source:
+            copy_within_room(source, draft, f"files: {file.path}, uncompressed,")
         os.replace(draft, copy)
+    except InputError:
+        raise
     except Exception as error:
         raise StorageError(f"files: {file.path} cannot be copied: {error}") from error
     finally:

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-import yaml
-
 from infra.data_files.kinds import KINDS_READ, kind_of, suffix_of
 from infra.errors import InputError
+from infra.hub import MOST_FRONT, front_matter
 
 Splits: TypeAlias = Mapping[str, Sequence[str]]
 """paths by the name of the split; one without a name is the only one"""
@@ -41,7 +40,6 @@ _WORDS = {
 }
 """by which `datasets` knows splits"""
 _WORD = re.compile(rf"(?:^|[-_. 0-9])({'|'.join(_WORDS)})(?=$|[-_. 0-9])")
-_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +194,11 @@ def _declared(fs: Any, folder: str) -> Iterator[tuple[str, bool, Splits]]:
     splits."""
     if not fs.isfile(f"{folder}/README.md"):
         return
-    front = _FRONT.match(fs.cat_file(f"{folder}/README.md").decode(errors="replace"))
+    text = fs.cat_file(f"{folder}/README.md", 0, MOST_FRONT).decode(errors="replace")
     try:
-        found = yaml.safe_load(front.group(1)) if front else None
-    except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"files: {folder}/README.md: its first part is no YAML: {said}") from None
+        found = front_matter(text)
+    except ValueError as error:
+        raise InputError(f"files: {folder}/README.md: its first part is no YAML: {error}") from None
     configs = found.get("configs") if isinstance(found, dict) else None
     for config in cast("list[Any]", configs) if isinstance(configs, list) else []:
         if not isinstance(config, dict) or "data_files" not in config:

@@ -15,9 +15,16 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import orjson
 
-from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.kinds import suffix_of
-from infra.data_files.rows import BYTE_ORDER_MARK, Chunk, Rows, row_without_faults
+from infra.data_files.rows import (
+    BYTE_ORDER_MARK,
+    Chunk,
+    Rows,
+    lines_of,
+    require_size,
+    row_without_faults,
+)
+from infra.data_files.tally import BadRow, Reason
 from infra.json_text import DuplicateKey, parse_loosely
 
 Form: TypeAlias = Literal["lines", "array", "values"]
@@ -118,7 +125,7 @@ def first_json(opened: BinaryIO, head: bytes, name: str, most: int) -> tuple[Row
     form = form_of(head, name)
     if form == "lines":
         opened.read(len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0)
-        rows = (each for each in enumerate(opened, 1) if not _is_empty(each[1]))
+        rows = (each for each in enumerate(lines_of(opened), 1) if not _is_empty(each[1]))
     else:
         rows = enumerate((each for _, each in _elements(opened, form)), 1)
     found = list(islice(rows, most + 1))
@@ -134,7 +141,7 @@ def _line_chunks(number: int, file: BinaryIO, size: int) -> Iterator[Chunk]:
     at, line = 0, 1
     while text := file.read(size):
         if not text.endswith(b"\n"):
-            text += file.readline()
+            text += next(lines_of(file), b"")
         num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
         rows = sum(not _is_empty(each) for each in _lines(text, is_start=at == 0))
         if rows:
@@ -239,6 +246,7 @@ class _Values:
         """Twice as much of the value that is being read: it is looked at again from its start."""
         self._before += self._next
         kept = self._text[self._next :]
+        require_size(len(kept))
         self._next = 0
         read = self._file.read(max(_BLOCK, len(kept)))
         self._text = kept + read.decode("latin-1")

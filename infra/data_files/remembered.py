@@ -16,9 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.home import home
-from infra.own_files import write_own_file
-from infra.store.seal import seal, unseal
+from infra.home import home, seal, unseal, write_own_file
 
 UNUSED_S = 30 * 24 * 3600.0
 """what nobody read for so long is removed"""

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 from infra.json_text import json_fault
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """what some programs begin UTF-8 with"""
+MOST_ROW = 64 << 20
+"""bytes of a line or an element; a small compressed file may hold one that fills the memory, and in
+CSV it is a quote that nobody closed"""
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """As the file itself gives them. Raises ValueError for one that is too long."""
+    while line := file.readline(MOST_ROW + 1):
+        require_size(len(line))
+        yield line
+
+
+def require_size(num_bytes: int) -> None:
+    if num_bytes > MOST_ROW:
+        raise ValueError(f"a row has more than {MOST_ROW >> 20} MiB; is it cut into lines?")
 
 
 @dataclass(frozen=True, slots=True)

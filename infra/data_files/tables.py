@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.rows import Chunk, Rows, row_of, without_nulls
+from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import DuplicateKey, json_fault, parse_json
 
@@ -23,7 +23,7 @@ class TableRows:
             zip(table.column_names, table.columns, strict=True)
         )
         self._first = first_row
-        self._json = {field.name: field.type for field in table.schema if _has_json(field.type)}
+        self._typed = {field.name: field.type for field in table.schema if _is_typed(field.type)}
         self._plain = {field.name for field in table.schema if _is_plain(field.type)}
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class TableRows:
         except KeyError as error:
             key = re.search(r"duplicate key was '(.*)'", str(error.args[0]))
             raise DuplicateKey(key.group(1) if key else str(error)) from None
-        return _with_json(value, self._json[name]) if name in self._json else without_nulls(value)
+        return _typed(value, self._typed[name]) if name in self._typed else without_nulls(value)
 
 
 class ParquetFile:
@@ -164,11 +164,21 @@ def _require_names(schema: Any, name: str) -> None:
         raise InputError(f"files: {name}: two columns have one name, {twice[0]!r}; rename one")
 
 
-def _has_json(kind: Any) -> bool:
-    """Whether there is JSON text in it, at any depth."""
-    if getattr(kind, "extension_name", "") == "arrow.json":
+def _is_typed(kind: Any) -> bool:
+    """Whether there are values in it, at any depth, that only their type tells how to read."""
+    if _is_json(kind) or _is_short(kind):
         return True
-    return any(_has_json(kind.field(at).type) for at in range(kind.num_fields))
+    return any(_is_typed(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _is_json(kind: Any) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.json"
+
+
+def _is_short(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_float32(kind) or pa.types.is_float16(kind)
 
 
 def _is_plain(kind: Any) -> bool:
@@ -183,20 +193,23 @@ def _is_plain(kind: Any) -> bool:
     return any(each(kind) for each in (*are_leaves, pa.types.is_boolean, pa.types.is_null))
 
 
-def _with_json(value: Any, kind: Any) -> Any:
-    """JSON text read, with the nulls that somebody wrote there; what is around it as elsewhere."""
+def _typed(value: Any, kind: Any) -> Any:
+    """A value as somebody wrote it: JSON text read, with its nulls, and a number of 32 or 16 bits
+    with the digits that it has (0.1, not 0.10000000149); what is around them as elsewhere."""
     import pyarrow as pa
 
     if value is None:
         return None
-    if getattr(kind, "extension_name", "") == "arrow.json":
+    if _is_json(kind):
         return parse_json(value)
+    if _is_short(kind):
+        return float(str(kind.to_pandas_dtype()(value)))
     if pa.types.is_map(kind):
-        return {key: _with_json(each, kind.item_type) for key, each in value.items()}
+        return {key: _typed(each, kind.item_type) for key, each in value.items()}
     if pa.types.is_struct(kind):
         fields = {field.name: field.type for field in kind.fields}
-        read = {key: _with_json(each, fields[key]) for key, each in value.items()}
+        read = {key: _typed(each, fields[key]) for key, each in value.items()}
         return {key: each for key, each in read.items() if each is not None}
     if isinstance(value, list):
-        return [_with_json(each, kind.value_type) for each in cast("list[Any]", value)]
+        return [_typed(each, kind.value_type) for each in cast("list[Any]", value)]
     return value

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import TrainingStopped
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 
 JUDGED_ROWS = 1000
 """rows after which their share of bad ones is looked at"""
@@ -81,3 +81,35 @@ def many_left_out(tallies: Sequence[RowTally]) -> Iterator[StageWarning]:
         advice="correct them, or say which columns hold what; `tributary preview` shows it",
         figures={"left_out": bad.total(), "read": read},
     )
+
+
+class Reason(StrEnum):
+    """What bad rows are counted by."""
+
+    NOT_JSON = "not_json"
+    COLUMNS = "columns"
+    """a column is missing or holds something else"""
+    MESSAGES = "messages"
+    """a message cannot be read, or their order makes no conversation"""
+    TOOLS = "tools"
+    """tools or calls of tools cannot be read, or the model's template writes none"""
+    REFERENCE = "reference"
+    """what an answer is compared with is empty, or lacks what its pattern looks for"""
+    SAME_ID = "same_id"
+    """another row with another prompt has its id"""
+    TEMPLATE = "template"
+    """the model's chat template refuses the conversation"""
+    TOO_LONG = "too_long"
+    """longer than the model's context"""
+    NOTHING_TRAINED = "nothing_trained"
+    """the loss mask is empty"""
+    CONTAMINATED = "contaminated"
+    """shares words with a held-out row: left out, and not counted as bad"""
+
+
+class BadRow(Exception):
+    """The row is left out; the text says what is wrong with it."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason

@@ -5,6 +5,9 @@
 A library has state of its own in its process (signal handlers, one event loop, global registries),
 so its tasks are never loaded into ours: `read_rows` asks a process that ends with the answer, and
 rollouts run in the process of the driver `library`.
+
+reasoning-gym, whose tasks are plain functions, is loaded here, also where pycosat is missing: that
+has no wheel, so a machine without a compiler cannot have it, and only one dataset needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 from infra.errors import BAD_INPUT, InputError
 
@@ -159,3 +162,29 @@ def main(path: str, library: str, name: str, arguments: str, out: str) -> int:
         print(f"\na row is no JSON: {error}", file=sys.stderr)
         return BAD_INPUT
     return 0
+
+
+PYCOSAT = "pycosat==0.6.6"
+
+
+def load_reasoning_gym() -> Any:
+    try:
+        importlib.import_module("pycosat")
+    except ImportError:
+        sys.modules["pycosat"] = _without_solver()
+    return importlib.import_module("reasoning_gym")
+
+
+def _without_solver() -> ModuleType:
+    module = ModuleType("pycosat")
+    vars(module)["itersolve"] = _refuse
+    return module
+
+
+def _refuse(*_: object) -> Never:
+    raise InputError(
+        "this dataset of reasoning-gym (zebra_puzzles, or one made of it) needs the package "
+        "pycosat, which has to be compiled. Choose another dataset, or install a C compiler and "
+        "Python's headers (Debian: `apt-get install gcc python3-dev`), then "
+        f"`build/uv/bin/uv pip install --python .venv/bin/python {PYCOSAT}`."
+    )

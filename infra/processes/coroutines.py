@@ -1,4 +1,5 @@
-"""Where suspended coroutines stand: `faulthandler` and py-spy see threads only."""
+"""Coroutines: run several at once, all over before an error is raised; tell who cancels a task;
+show where suspended ones stand (`faulthandler` and py-spy see threads only)."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import asyncio
 import gc
 import os
 from collections import Counter
+from collections.abc import Coroutine, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.home import SOURCE_ROOT
 
@@ -69,3 +71,37 @@ def _line(frame: FrameType) -> str:
 def _shown(names: list[str], count: int = 4) -> list[str]:
     more = [f"and {len(names) - count} more"] if len(names) > count else []
     return sorted(Counter(names))[:count] + more
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+async def all_or_first_error(work: Sequence[Coroutine[Any, Any, A]]) -> list[A]:
+    """The results in order; or the first error in that order, once every one has ended."""
+    made = await asyncio.gather(*work, return_exceptions=True)
+    results: list[A] = []
+    for each in made:
+        if isinstance(each, BaseException):
+            raise each
+        results.append(each)
+    return results
+
+
+async def run_both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Both at once; when one fails the other is cancelled and awaited, then the error is raised."""
+    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        return await asyncio.gather(one, two)
+    except BaseException:
+        one.cancel()
+        two.cancel()
+        await asyncio.gather(one, two, return_exceptions=True)
+        raise
+
+
+def is_told_to_end() -> bool:
+    """Whether somebody cancels the current task. Or else a CancelledError that it sees comes from
+    within: of another task, for which it waits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

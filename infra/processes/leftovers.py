@@ -7,7 +7,8 @@
 
 It is removed by the next process: a rank or a server that starts, a job that begins or ends,
 `tributary down`, `doctor --clean`. A pid that was given to another process keeps its traces until
-that one ends as well: too late rather than too early.
+that one ends as well: too late rather than too early. Shared memory that a dead process of another
+home left takes this machine's memory, and its home may be gone: it is removed after an hour.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ import getpass
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from infra.home import home, runtime_dir
-from infra.own_files import own_folder
+from infra.home import home, own_folder, runtime_dir
 from infra.processes.work_folder import abandoned_work
 from infra.sandbox.trees import remove
 
 SHARED_MEMORY = Path("/dev/shm")
+_OTHER_HOME_SECONDS = 3600.0
+"""age of another home's shared memory; its process may be in a container that has a pid of its own
+for it, but all who use it have found it by then"""
+_ANY_HOME = re.compile(r".*tributary-[0-9a-f]{8}-(\d+)([_.-].*)?")
 _PID_IN_TORCH_NAME = re.compile(r"torch_(\d+)_")
 
 
@@ -83,7 +88,8 @@ def leftovers_of(pid: int | None = None) -> list[Path]:
 
 
 def leftovers_of_dead() -> list[Path]:
-    """Traces of this home whose process is gone, and folders of jobs that were killed."""
+    """Traces of this home whose process is gone, folders of jobs that were killed, and what other
+    homes of this user long left in shared memory."""
     owner = re.compile(re.escape(runtime_dir().name) + r"-(\d+)")
     found: list[Path] = []
     for path in leftovers_of():
@@ -91,7 +97,18 @@ def leftovers_of_dead() -> list[Path]:
         pid = int(match.group(1)) if match else _torch_pid(path)
         if pid is not None and not psutil.pid_exists(pid):
             found.append(path)
-    return [*found, *abandoned_work()]
+    return [*found, *_memory_of_other_homes(set(found)), *abandoned_work()]
+
+
+def _memory_of_other_homes(known: set[Path]) -> Iterator[Path]:
+    for path in _named(SHARED_MEMORY, _ANY_HOME):
+        match = _ANY_HOME.fullmatch(path.name)
+        with suppress(FileNotFoundError):
+            about = path.lstat()
+            is_ours = about.st_uid == os.geteuid() and path not in known
+            is_old = time.time() - about.st_mtime > _OTHER_HOME_SECONDS
+            if match and is_ours and is_old and not psutil.pid_exists(int(match.group(1))):
+                yield path
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:

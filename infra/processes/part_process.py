@@ -32,7 +32,6 @@ from typing import IO, Any
 
 from infra.code.undeclared_reads import pass_on
 from infra.errors import InputError
-from infra.needed_secrets import for_part
 from infra.processes.coroutines import place_of
 from infra.processes.part_worker import (
     PART,
@@ -43,6 +42,7 @@ from infra.processes.part_worker import (
     framed,
     read_frame,
 )
+from infra.secret_references import for_part
 
 START_SECONDS = 120.0
 """what the part's imports and constructor may take"""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import InputError
-from infra.home import runtime_dir
-from infra.own_files import own_folder, read_own_file, write_own_file
+from infra.home import own_folder, read_own_file, runtime_dir, write_own_file
 
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _STEERING = ("TRIBUTARY_", "PREFECT_", "RAY_", "MLFLOW_", "PYTHON", "LD_", "PATH", "HOME", "TMPDIR")

@@ -8,9 +8,15 @@ from dataclasses import asdict, fields
 
 from infra.errors import InputError
 from infra.sandbox.connection import Connection
-from infra.sandbox.contract import WORK_ENVIRONMENT, SandboxLost, Snapshot, inside
 from infra.sandbox.inside.programs import PYTHON
-from infra.sandbox.limits import Limits, SandboxResult
+from infra.sandbox.sandbox import (
+    WORK_ENVIRONMENT,
+    Limits,
+    SandboxLost,
+    SandboxResult,
+    Snapshot,
+    inside,
+)
 
 START_SECONDS = 60.0
 """for an agent to be ready, on a machine that is busy"""
@@ -21,7 +27,7 @@ _MOST_PACKED = 1 << 28
 
 
 class AgentSandbox:
-    """Keeps the contract of `infra.sandbox.contract.Sandbox` through an agent's channel."""
+    """Keeps the contract of `infra.sandbox.sandbox.Sandbox` through an agent's channel."""
 
     def __init__(
         self,

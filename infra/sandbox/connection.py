@@ -8,8 +8,8 @@ import socket
 import time
 from typing import Any
 
-from infra.sandbox.contract import SandboxLost, SandboxRefused
-from infra.sandbox.inside.messages import Header, encode, receive
+from infra.sandbox.inside.agent_messages import Header, encode, receive
+from infra.sandbox.sandbox import SandboxLost, SandboxRefused
 
 _CHUNK = 1 << 20
 

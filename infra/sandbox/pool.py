@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from infra.errors import TributaryError
-from infra.sandbox.contract import Sandbox
+from infra.sandbox.sandbox import Sandbox
 
 _TIRED_SECONDS = 1.0
 """without a try after one that failed: its reason comes from the next use"""

@@ -24,17 +24,19 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from infra.errors import InputError, TributaryError
+from infra.home import runtime_dir
 from infra.sandbox.confine.launcher import READY
-from infra.sandbox.limits import Limits, SandboxResult
-from infra.sandbox.scratch import scratch_folder
-from infra.sandbox.trees import used
+from infra.sandbox.sandbox import Limits, SandboxResult
+from infra.sandbox.trees import remove, used
 
 Mechanism = Literal["namespaces", "landlock", "seccomp"]
 MECHANISMS: tuple[Mechanism, ...] = ("namespaces", "landlock", "seccomp")
@@ -253,3 +255,20 @@ def _interpreters_library() -> list[str]:
         return []
     folder, name = (sysconfig.get_config_var(key) for key in ("LIBDIR", "INSTSONAME"))
     return [f"{folder}/{name}"]
+
+
+@contextmanager
+def scratch_folder() -> Generator[str]:
+    """A new empty folder, removed at the end; nobody writes to it any more by then."""
+    folder = make_scratch_folder()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def make_scratch_folder() -> str:
+    """A new empty folder, which its process removes, or others once that is gone."""
+    base = runtime_dir()  # the name tells `doctor --clean` whose it was
+    prefix = f"{base.name}-{os.getpid()}-sandbox-"
+    return tempfile.mkdtemp(prefix=prefix, dir=base.parent)

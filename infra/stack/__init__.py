@@ -1,10 +1,9 @@
 """The local stack of one home: Prefect server and worker, Ray head, MLflow server."""
 
-from infra.stack.check import Check
-from infra.stack.checks import doctor
 from infra.stack.clean import Leftover, clean
 from infra.stack.control import ServiceState, down, load_stack, status, up
-from infra.stack.hosts import HostState, cluster_hosts
+from infra.stack.doctor import HostState, cluster_hosts, doctor
+from infra.stack.installed import Check
 from infra.stack.record import WORK_POOL, Stack, require_ours
 
 __all__ = [

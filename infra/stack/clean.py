@@ -2,9 +2,9 @@
 
 Looked at: the folder of the stack's sockets, temporary folders and shared memory of processes that
 are gone, folders of jobs that were killed, drafts of records, of the store's files and of copies,
-and a record of a stack of which nothing runs. A thing of a living process, or of another home, is
-never touched; what may still be of use is not ours to judge: artifacts, checkpoints, logs and
-databases stay.
+and a record of a stack of which nothing runs. A thing of a living process is never touched, nor
+one of another home but shared memory that a dead process left an hour ago; what may still be of use
+is not ours to judge: artifacts, checkpoints, logs and databases stay.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from infra.access import prepare_key, take_key
 from infra.errors import InfrastructureError, InputError
-from infra.home import home, runtime_dir, stack_temporary_dir
-from infra.own_files import close_to_others, own_folder
-from infra.peers import strangers_at
+from infra.guard import strangers_at
+from infra.home import close_to_others, home, own_folder, runtime_dir, stack_temporary_dir
 from infra.processes.children import (
     ProcessRecord,
     family,
@@ -34,7 +33,7 @@ from infra.processes.children import (
     wait_ready,
 )
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
-from infra.processes.ports import is_free
+from infra.processes.network import is_free
 from infra.stack.database import database, require_same
 from infra.stack.deploy import deploy
 from infra.stack.flow_jobs import is_elsewhere

@@ -19,9 +19,9 @@ from infra.stack.services import prefect_service_env, program
 DEPLOY_SECONDS = 240.0
 
 
-def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
+def deploy(stack: Stack) -> None:
     """Register what `prefect.yaml` names, unless it and the flows' code are as last time."""
-    path = root / "prefect.yaml"
+    path = SOURCE_ROOT / "prefect.yaml"
     if not path.exists():  # an installed wheel has flows but no deployments
         return
     fingerprint = f"{_fingerprint(path)} {stack.database} {bool(stack.job_template)}"
@@ -37,7 +37,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
         try:
             done = subprocess.run(
                 [program("prefect"), "--no-prompt", "deploy", "--all"],
-                cwd=root, env=prefect_service_env(stack, "deploy"), stdin=subprocess.DEVNULL,
+                cwd=SOURCE_ROOT, env=prefect_service_env(stack, "deploy"), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, timeout=DEPLOY_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

@@ -8,14 +8,27 @@ import json
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from infra.cuda import TorchBuild, has_cuda
-from infra.cuda_toolkit import compile_problem
+from infra.cuda import TorchBuild, compile_problem, has_cuda
 from infra.home import SOURCE_ROOT
-from infra.stack.check import Check
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One fact about this machine. Example: Check("python", True, "3.11.7", repair="")"""
+
+    name: str
+    ok: bool
+    detail: str
+    repair: str
+    """the command or act that makes it right; empty when it is"""
+    warns: bool = False
+    """all works, and `detail` is something to know"""
+
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _CPU_LOCK, _CUDA_LOCK = "cpu.txt", "cuda.txt"

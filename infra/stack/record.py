@@ -28,11 +28,11 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import JOINED_HOME_VARIABLE, SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
-from infra.proxies import bypass_env
+from infra.processes.network import bypass_env
 from infra.stack.database import shown_database
 from infra.stack.flow_jobs import job_template
 from infra.stack.head import address_towards
-from infra.stack.ports import choose_ports
+from infra.stack.stack_ports import choose_ports
 
 WORK_POOL = "tributary-local"
 

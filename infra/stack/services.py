@@ -12,17 +12,30 @@ from urllib.parse import urlsplit
 import httpx
 
 from infra.access import basic, bearer
+from infra.errors import InputError
+from infra.guard import strangers_at
 from infra.home import home, runtime_dir, stack_temporary_dir
-from infra.needed_secrets import with_secrets_of_the_store, without_secrets
-from infra.peers import strangers_at
 from infra.processes.children import MARK_VARIABLE
-from infra.proxies import unusable
+from infra.processes.network import unusable
+from infra.secret_references import environment_without_secrets, with_secrets_of_the_store
 from infra.stack.database import mlflow_env, prefect_env
-from infra.stack.kept_days import DAY_S, kept_days
+from infra.stack.prefect_server import HEARTBEAT_SECONDS
 from infra.stack.record import WORK_POOL, Stack
-from infra.stack.watch import HEARTBEAT_SECONDS
 from infra.store.evicted import LIMIT_VARIABLE
 from infra.tracking.server_app import APP
+
+VARIABLE = "TRIBUTARY_KEEP_DAYS"
+DEFAULT = 90
+DAY_S = 86_400
+
+
+def kept_days() -> int:
+    """Raises InputError for what is no number of days."""
+    text = os.environ.get(VARIABLE, "") or str(DEFAULT)
+    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
+        raise InputError(f"{VARIABLE}={text}: give a number of days, e.g. {DEFAULT}")
+    return int(text)
+
 
 # The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
 # idle actors of a demo exist side by side.
@@ -65,7 +78,7 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
     if service == "ray" and not stack.job_template:
         kept = with_secrets_of_the_store(kept)
     elif service not in ("ray", "prefect-worker"):  # flows get all, and hand jobs what they need
-        kept = without_secrets(kept)
+        kept = environment_without_secrets(kept)
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     marks = {MARK_VARIABLE: f"{stack.mark}/{service}", "PYTHONUNBUFFERED": "1"}
     places = {"TMPDIR": str(stack_temporary_dir())}
@@ -102,7 +115,7 @@ def get_json(url: str) -> object:
 def _prefect_server(stack: Stack) -> Service:
     port = str(stack.ports["prefect"])
     command = [
-        sys.executable, "-m", "uvicorn", "--factory", "flows.page.server_app:create_app",
+        sys.executable, "-m", "uvicorn", "--factory", "flows.page.prefect_app:create_app",
         "--host", stack.host, "--port", port, "--log-level", "warning",
     ]  # fmt: skip
     settings = prefect_env() | {

@@ -27,20 +27,19 @@ from typing import Any
 
 from infra.config import Config
 from infra.errors import CorruptArtifact, FencedOut
+from infra.home import seal, unseal
 from infra.store.evicted import cached_copy
-from infra.store.local_copies import verified_copy
 from infra.store.manifest import (
     ArtifactRecord,
     Manifest,
+    StageWarning,
     library_versions,
     machine_type,
 )
 from infra.store.retention import KeptCheckpoint, NoteKind, Retention, retained
-from infra.store.seal import seal, unseal
-from infra.store.stage_warning import StageWarning
 from infra.store.store import FileRecord, Store
 from infra.store.uploads import Destination, elsewhere, forget_notes, note_destination
-from infra.store.verified import VerifiedFiles
+from infra.store.verified import VerifiedFiles, verified_copy
 
 __all__ = ["ArtifactRecord", "ArtifactStore", "Manifest", "StageCheckpoints"]
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import InputError
-from infra.store.local_copies import verified_copy
 from infra.store.store import FileRecord, Store
-from infra.store.verified import VerifiedFiles
+from infra.store.verified import VerifiedFiles, verified_copy
 
 LIMIT_VARIABLE = "TRIBUTARY_CACHE_GB"
 DEFAULT_GB = 500.0

@@ -19,11 +19,11 @@ import fsspec
 from fsspec import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.config import Config
+from infra.config import Config, PathBelow
 from infra.errors import CorruptArtifact, StorageError
 from infra.home import home
-from infra.masking import holds_secret
-from infra.store.errors import explain, is_name_taken
+from infra.shown_text import holds_secret
+from infra.store.store_errors import explain, is_name_taken
 
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 64 * CHUNK_BYTES
@@ -44,7 +44,7 @@ def _ignore() -> None:
 class FileRecord(Config):
     """One file of a folder. Example: path="model.safetensors", size=1048576, sha256="9f86..." """
 
-    path: str
+    path: PathBelow
     size: int
     sha256: str
 

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import quote, urlencode
 
+from infra.errors import TributaryError
 from infra.tracking.params import mlflow_key
+from infra.tracking.rest import MlflowRest
 
 VIEW = "tributary"
 """name of the shared view whose columns are the scores"""
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+"""of an experiment: the view"""
+_MOST_COLUMNS = 24
+_LOOK_SECONDS = 3.0
 _TRAINING = {"workflowType": "machine_learning"}
 
 
 def start_page(uri: str) -> str:
     """All experiments."""
     return f"{uri}/#/experiments?{urlencode(_TRAINING)}"
+
+
+def front_page(uri: str) -> str:
+    """The runs with their scores of the experiment that was worked on last; all experiments while
+    none has scores, or the server does not answer at once."""
+    rest = MlflowRest(uri, timeout=_LOOK_SECONDS)
+    with suppress(TributaryError):
+        for experiment, tags in rest.latest_experiments():
+            if VIEW_TAG in tags:
+                return runs_page(uri, experiment)
+    return start_page(uri)
 
 
 def runs_page(uri: str, experiment: str) -> str:
@@ -40,10 +58,13 @@ def curves_page(uri: str, experiment: str, runs: Sequence[str], metrics: Sequenc
     return f"{uri}/#/metric?{query}&x_axis=step&{urlencode(_TRAINING)}"
 
 
-def shared_view(columns: Sequence[str]) -> tuple[str, str]:
-    """Tag of an experiment, name and value, that holds the view: `metrics.NAME`, `params.NAME`."""
+def shared_view(columns: Sequence[str], before: str = "") -> str:
+    """The value of VIEW_TAG for columns `metrics.NAME`, `params.NAME`; then come those of the value
+    `before`, as older runs have other models."""
     chosen = [
         f"{kind}.`{mlflow_key(name)}`" for kind, _, name in (c.partition(".") for c in columns)
     ]
-    state = {"selectedColumns": chosen, "orderByKey": "attributes.start_time", "orderByAsc": False}
-    return f"mlflow.sharedViewState.{VIEW}", json.dumps(state)
+    chosen += json.loads(before)["selectedColumns"] if before else []
+    shown = list(dict.fromkeys(chosen))[:_MOST_COLUMNS]
+    state = {"selectedColumns": shown, "orderByKey": "attributes.start_time", "orderByAsc": False}
+    return json.dumps(state)

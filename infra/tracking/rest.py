@@ -107,6 +107,16 @@ class MlflowRest:
             self.tag_experiment(experiment["experiment_id"], {_KIND: _TRAINING})
         return experiment["experiment_id"]
 
+    def latest_experiments(self) -> list[tuple[str, dict[str, str]]]:
+        """Id and tags of each, the one that was changed last first."""
+        body = {"max_results": 100, "order_by": ["last_update_time DESC"]}
+        found = self._call("POST", "/experiments/search", body).get("experiments", [])
+        return [(each["experiment_id"], _by_name(each.get("tags", []))) for each in found]
+
+    def experiment_tags(self, experiment: str) -> dict[str, str]:
+        found = self._call("GET", "/experiments/get", {"experiment_id": experiment})
+        return _by_name(found["experiment"].get("tags", []))
+
     def tag_experiment(self, experiment: str, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
             text = cut(_storable(value), _LONGEST_EXPERIMENT_TAG)
@@ -218,8 +228,7 @@ class MlflowRest:
     def model_tags(self, name: str) -> dict[str, str]:
         """Of a registered model; empty while there is none."""
         found = self._call("GET", "/registered-models/get", {"name": name}, (404,))
-        tags = found.get("registered_model", {}).get("tags", [])
-        return {tag["key"]: tag["value"] for tag in tags}
+        return _by_name(found.get("registered_model", {}).get("tags", []))
 
     def tag_model(self, name: str, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
@@ -322,6 +331,10 @@ def _tags(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": str(value)} for key, value in values.items()]
+
+
+def _by_name(tags: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in tags}
 
 
 def _chunks(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:

@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,10 +25,38 @@ from typing import IO, Any, TypeAlias
 
 from infra.errors import InfrastructureError
 from infra.home import home
-from infra.tracking.known_steps import KnownSteps
 from infra.tracking.params import MlflowKeys
 from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Metric, MlflowFailed, MlflowRefused, MlflowRest
+
+
+class KnownSteps:
+    """Kept as runs of steps that are equally far apart: a metric of every step, or of every tenth,
+    is one run, however long it is."""
+
+    def __init__(self, steps: Iterable[int] = ()) -> None:
+        self._runs: list[range] = []
+        self._highest = 0
+        for step in sorted(set(steps)):
+            self.add(step)
+
+    def __contains__(self, step: int) -> bool:
+        """At once for a step above all others, which almost every new one is."""
+        if not self._runs or step > self._highest:
+            return False
+        return any(step in run for run in reversed(self._runs))
+
+    def add(self, step: int) -> None:
+        """Take in a step that is not there."""
+        self._highest = max(step, self._highest) if self._runs else step
+        last = self._runs[-1] if self._runs else range(0)
+        if len(last) == 1 and step > last[0]:
+            self._runs[-1] = range(last[0], step + 1, step - last[0])
+        elif len(last) > 1 and step == last[-1] + last.step:
+            self._runs[-1] = range(last[0], step + 1, last.step)
+        else:
+            self._runs.append(range(step, step + 1))
+
 
 _FAILURES = 3
 """answers with an error of the server's own that are taken for its being busy"""

@@ -11,12 +11,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from infra.errors import InfrastructureError, TributaryError
-from infra.numbers import numbers_of
-from infra.tracking.pages import curves_page, run_page, runs_page, shared_view
+from infra.json_text import numbers_of
+from infra.tracking.pages import (
+    VIEW_TAG,
+    curves_page,
+    run_page,
+    runs_page,
+    shared_view,
+)
 from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Dataset, Metric, MlflowRefused, MlflowRest
 from infra.tracking.spool import (
@@ -28,6 +35,46 @@ from infra.tracking.spool import (
     log_params,
     spool_folder,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AliasedArtifact:
+    """Example: name="cpu-demo-agent", alias="best", digest="3f09...",
+    url="file:///data/store/artifacts/rl/3f09c2b1a7d4/a1" """
+
+    name: str
+    alias: str
+    digest: str
+    url: str
+    """the folder that contains its files"""
+
+    @property
+    def root(self) -> str:
+        """The store that it is in."""
+        return self.url.rpartition("/artifacts/")[0]
+
+
+def aliased_artifact(uri: str, name: str, alias: str) -> AliasedArtifact | None:
+    """What `name@alias` is; None where there is no such alias, or another program set it."""
+    return _artifact(name, alias, MlflowRest(uri).aliased_version(name, alias))
+
+
+def aliased_artifacts(uri: str) -> Iterator[AliasedArtifact]:
+    """Every alias that points at an artifact."""
+    rest = MlflowRest(uri)
+    for model in rest.registered_models():
+        for entry in model.get("aliases", []):
+            name, alias = str(model["name"]), str(entry["alias"])
+            found = _artifact(name, alias, rest.aliased_version(name, alias))
+            if found is not None:
+                yield found
+
+
+def _artifact(name: str, alias: str, version: Mapping[str, Any] | None) -> AliasedArtifact | None:
+    tags = {tag["key"]: str(tag["value"]) for tag in (version or {}).get("tags", [])}
+    digest, url = tags.get("tributary.digest", ""), tags.get("tributary.url", "")
+    return AliasedArtifact(name, alias, digest, url) if digest and url else None
+
 
 _log = logging.getLogger(__name__)
 NOTE = "mlflow.note.content"
@@ -85,9 +132,11 @@ class Tracker:
         return curves_page(self.uri, self.experiment, run_ids, metrics)
 
     def show_columns(self, columns: Sequence[str], note: str) -> None:
-        """What the experiment's page shows: columns of its table as `metrics.NAME`, and a text."""
-        name, view = shared_view(columns)
-        self._rest.tag_experiment(self.experiment, {name: view, NOTE: note})
+        """What the experiment's page shows: columns of its table as `metrics.NAME`, beside those
+        that it has, and a text."""
+        before = self._rest.experiment_tags(self.experiment).get(VIEW_TAG, "")
+        view = shared_view(columns, before)
+        self._rest.tag_experiment(self.experiment, {VIEW_TAG: view, NOTE: note})
 
     def describe(self, run_id: str, note: str) -> None:
         """The run's description, in markdown; a later one replaces it."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from curricula.admissible import Admissible
+from curricula.splits import Admissible
 from engines.rollout.protocols import Judge
 from engines.rollout.records.journals import NoteWriter
 from engines.types import Environment, Message, Problem, Split
@@ -106,7 +106,7 @@ async def admit(
     if not isinstance(curriculum, Admissible):
         raise InputError(
             f"{type(curriculum).__name__} cannot be asked for solutions: give it the methods "
-            "`solution(problem)` and `secrets(problem)` (curricula/admissible.py)."
+            "`solution(problem)` and `secrets(problem)` (curricula/splits.py)."
         )
     room = asyncio.Semaphore(CONCURRENT)
 

@@ -11,7 +11,7 @@ from engines.types import Split
 from infra.config import Count
 from tasks.admit.admission import Bounds
 from tasks.domain import ScoredDomain
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.stage import StageSpec
 
 REFUSED_FILE = "refused.jsonl"

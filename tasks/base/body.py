@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from curricula.registry import build
+from curricula.built_in_curricula import build
 from engines.draws import draw_examples
 from engines.types import Demonstration
 from infra.hooks import resolve
@@ -12,8 +12,9 @@ from tasks.stage import StageContext
 
 async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
     """Fill `context.out` with an HF folder. Raises InputError."""
-    if spec.settings.folder is not None:
-        return resolve("base", IMPORTER, {})(spec.settings.folder, context.out)
+    settings = spec.settings
+    if settings.folder is not None:
+        return resolve("base", IMPORTER, {})(settings.folder, context.out, settings.template)
     assert spec.settings.random is not None
     texts = _demonstrations(spec, spec.settings.random.tokenizer_texts)
     write = resolve("base", WRITER, {})

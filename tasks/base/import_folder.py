@@ -7,10 +7,12 @@ from pathlib import Path
 
 from engines.megatron.convert.dist_folder import is_dist_folder
 from infra.errors import InputError
+from infra.home import require_room, room_in
 from infra.hub import is_hub_name, snapshot
-from tasks.model_folder.files import ModelFiles
-from tasks.model_folder.report import report_model
-from tasks.model_folder.tensors import StoredTensor, stored_tensors, weight_files
+from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.folder_report import report_model
+from tasks.model_folder.model_files import ModelFiles
+from tasks.model_folder.read_tensors import StoredTensor, stored_tensors, weight_files
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model", "README.md", "LICENSE")
 """ends of the names of files to copy besides the weights; other weight formats are not copied"""
@@ -25,12 +27,12 @@ _CHUNK = 1 << 24
 """values looked at in one go"""
 
 
-def import_model(url: str, folder: Path) -> dict[str, float]:
-    """Copy the model folder at `url` (fsspec, or `hf:org/name`). Raises InputError that names every
-    fault."""
+def import_model(url: str, folder: Path, template: str | None = None) -> dict[str, float]:
+    """Copy the model folder at `url` (fsspec, or `hf:org/name`), with another chat template if one
+    is named. Raises InputError that names every fault."""
     if is_hub_name(url):
         url = str(snapshot(url))
-    report = report_model(url)
+    report = report_model(url, template)
     if report.problems:
         raise InputError("\n".join(f"base.folder: {line}" for line in report.problems))
     files = ModelFiles(url)
@@ -38,8 +40,14 @@ def import_model(url: str, folder: Path) -> dict[str, float]:
         _convert(files, folder)
     else:
         wanted = [name for name in files.sizes if name.endswith(_SUFFIXES)]
-        for name in [*wanted, *weight_files(files)]:
+        wanted += weight_files(files)
+        require_room(
+            f"base.folder: {url}", sum(files.sizes[name] for name in wanted), room_in(folder)
+        )
+        for name in wanted:
             files.copy(name, folder)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template_text(template))
     for name, tensor in stored_tensors(ModelFiles(str(folder))).items():
         if tensor.dtype in _EXPONENT and not _is_finite(folder, tensor):
             raise InputError(

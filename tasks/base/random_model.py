@@ -1,4 +1,4 @@
-"""A small random Qwen3 as an HF folder: weights, configuration, tokenizer, template.
+"""A small random model as an HF folder: weights, configuration, tokenizer, template.
 
 numpy and safetensors only: importing torch and transformers would take longer than the rest.
 """
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.families.common.tensors import EMBEDDING, HfTensor
+from engines.families.glm4_moe import FAMILY as MIXTURE
 from engines.families.qwen3 import FAMILY
 from engines.types import Demonstration
-from tasks.base.chat_format import END, PAD, STOP_TOKENS, TEMPLATE
-from tasks.base.tokenizer import train_tokenizer
+from tasks.base.spec import CHOSEN
+from tasks.base.tokenizer import END, PAD, STOP_TOKENS, TEMPLATE, train_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,15 +57,16 @@ def write_chat_files(
 
 
 def _weights(made: RandomModel, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and fp32 values, drawn in this order; norms are ones."""
+    """Name and fp32 values, drawn in this order; norms are ones, and a router's bias zeros."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    shape = FAMILY.read_shape(hf_config(made))
+    shape = (MIXTURE if made.experts else FAMILY).read_shape(hf_config(made))
     for tensor in shape.expected_tensors():
         size = tensor.size(shape.axes)
         if len(size) == 1:
-            yield tensor.name, np.ones(size, np.float32)
+            made_of = np.zeros if tensor.rows == ("experts",) else np.ones
+            yield tensor.name, made_of(size, np.float32)
         else:
             drawn = rng.standard_normal(size, dtype=np.float32)
             yield tensor.name, drawn * np.float32(_spread(made, tensor, size[1]))
@@ -79,7 +81,7 @@ def _spread(made: RandomModel, tensor: HfTensor, fan_in: int) -> float:
 
 def hf_config(shape: RandomModel) -> dict[str, Any]:
     """The model's config.json, but for its end tokens."""
-    return {
+    config = {
         "architectures": [FAMILY.architecture],
         "model_type": "qwen3",
         "attention_bias": False,
@@ -98,6 +100,33 @@ def hf_config(shape: RandomModel) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "use_sliding_window": False,
         "vocab_size": shape.vocab_size,
+    }
+    return config | (_of_experts(shape) if shape.experts else {})
+
+
+def _of_experts(shape: RandomModel) -> dict[str, Any]:
+    """Fields in which a config.json of GLM-4.5 differs."""
+    return {
+        "architectures": [MIXTURE.architecture],
+        "model_type": "glm4_moe",
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": shape.ffn_size // 2,
+        "n_group": 1,
+        "n_routed_experts": shape.experts,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": CHOSEN,
+        "num_nextn_predict_layers": 0,
+        "partial_rotary_factor": 0.5,
+        "rope_parameters": {
+            "rope_theta": 10000.0,
+            "rope_type": "default",
+            "partial_rotary_factor": 0.5,
+        },
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "use_qk_norm": True,
     }
 
 

@@ -13,10 +13,52 @@ from typing import TYPE_CHECKING
 from curricula.vocabulary import LEXICON, PHRASES
 from engines.types import Demonstration, Message
 from infra.errors import InputError
-from tasks.base.chat_format import SPECIAL_TOKENS, TAGS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+END, PAD = "<|endoftext|>", "<pad>"
+OBSERVATION, USER = "<|observation|>", "<|user|>"
+SPECIAL_TOKENS = (END, PAD, "<|system|>", USER, "<|assistant|>", OBSERVATION)
+TAGS = (
+    *("<think>", "</think>"),
+    *("<tool_call>", "</tool_call>"),
+    *("<arg_key>", "</arg_key>"),
+    *("<arg_value>", "</arg_value>"),
+)
+STOP_TOKENS = (END, OBSERVATION, USER)
+
+TEMPLATE = """\
+{%- if tools -%}
+    <|system|>{{ tools | map(attribute='function') | map(attribute='name') | join(' ') }}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' -%}
+        <|observation|>{{ message.content }}
+    {%- elif message.role == 'assistant' -%}
+        <|assistant|><think>{{ message.reasoning_content or '' }}</think>{{ message.content }}
+        {%- for call in message.tool_calls or [] -%}
+            <tool_call>{{ call.function.name }}
+            {%- for key, value in call.function.arguments.items() -%}
+                <arg_key>{{ key }}</arg_key><arg_value>
+                {{- value if value is string else value | tojson -}}
+                </arg_value>
+            {%- endfor -%}
+            </tool_call>
+        {%- endfor -%}
+        {%- if not message.tool_calls -%}
+            <|endoftext|>
+        {%- endif -%}
+    {%- else -%}
+        <|{{ message.role }}|>{{ message.content }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    <|assistant|>{{ '' if enable_thinking else '<think></think>' }}
+{%- endif -%}
+"""
+
 
 _PIECE = r"\p{N}|\p{L}+|[^\p{L}\p{N}]"
 _BYTES = 256

@@ -13,13 +13,13 @@ from pathlib import Path
 from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.metrics import most_frequent_reason
+from engines.rollout.metrics import most_frequent_reason, way_out
 from engines.rollout.records.dataset import DATA_FILE, DatasetWriter, DistilledRow
 from engines.rollout.records.sifting import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSpec
 from tasks.resources import unless_stopped
@@ -164,4 +164,10 @@ def _check_counts(
         )
     for name, why in failures.items():
         if name not in empty:
-            context.reporter.warn(f"distill: verdicts on {name} failed: {why}")
+            context.reporter.keep_warning(
+                StageWarning(
+                    what=f"verdicts on {name} failed; what has none is not in the dataset",
+                    cause=why,
+                    advice=way_out(why).lower(),
+                )
+            )

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 from infra import errors
 from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, TributaryError
-from infra.needed_secrets import RunSecrets
 from infra.processes.memory import kernel_kills, memory_words
 from infra.processes.secret_file import hand_over, withdraw
+from infra.secret_references import RunSecrets
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from infra.tracking.spool import DeferredRun
@@ -31,8 +31,8 @@ from tasks.durable.claims import Claim, Claims, End, Owner
 from tasks.durable.launch import PART_OF_JOB, Launcher, job_command, log_path
 from tasks.durable.memory_advice import memory_advice
 from tasks.durable.protocol import JobInput, JobWatcher, dispatch, job_path
-from tasks.registry import name_of
 from tasks.stage import Resources, StageResources, StageSpec
+from tasks.stage_kinds import name_of
 
 MAX_TRIES = 3
 """attempts of one run at a stage, for failures that may be temporary"""

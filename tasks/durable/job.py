@@ -35,22 +35,21 @@ from infra.home import home
 from infra.processes.coroutines import place_of
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.memory import is_memory_error, kernel_kills
+from infra.processes.network import bypass
 from infra.processes.secret_file import take_over
 from infra.processes.work_folder import work_folder, work_path
-from infra.proxies import bypass
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.store.origins import Origin, note_origin
 from infra.store.store import Store
 from infra.user_files import InstalledFiles, install_hooks
 from tasks.durable.claims import Claims, End
-from tasks.durable.identity import StageIdentity, stage_identity
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.durable.protocol import JobInput, emit, job_path
 from tasks.durable.reporter import JobReporter, open_reporter
-from tasks.durable.stored_results import StoredResults
+from tasks.durable.stage_identity import StageIdentity, StoredResults, stage_identity
 from tasks.durable.watchdog import WatchedCheckpoints, watchdog
-from tasks.registry import body_of, spec_of
 from tasks.stage import Pulse, StageContext, StageSpec, StopFlag, Stopped
+from tasks.stage_kinds import body_of, spec_of
 
 HEARTBEAT_SECONDS = 5.0
 STOP_GRACE_SECONDS = 12.0

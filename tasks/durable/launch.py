@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 
 import psutil
 
-from infra.cluster import OVER, Cluster
 from infra.home import home
-from infra.needed_secrets import with_secrets_of_the_store
 from infra.processes.children import birth_of, same_process
+from infra.secret_references import with_secrets_of_the_store
+from infra.stack.cluster import OVER, Cluster
 
 JobState = Literal["unknown", "live", "over"]
 STOP_SECONDS = 28.0

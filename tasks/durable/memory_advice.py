@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from engines.megatron.spec import MICRO_BATCH_TOKENS
 from engines.sglang.spec import CPU_TOKENS
 from tasks.stage import Resources, StageResources
 
@@ -48,7 +49,7 @@ def _trainer(settings: Mapping[str, Any], resources: StageResources) -> Iterator
     trainer = settings.get("trainer")
     if trainer is None:
         return
-    tokens = int(trainer["micro_batch_tokens"])
+    tokens = int(trainer["micro_batch_tokens"] or MICRO_BATCH_TOKENS)
     if tokens // 2 >= _FEWEST_TOKENS:
         yield (
             f"trainer.micro_batch_tokens: {tokens} -> {tokens // 2} (the result stays the same, so "

@@ -75,6 +75,8 @@ def durable_stage(
     outcome = outcome_of(record.metrics, stage.steps)
     watch.done(record, cached, outcome)
     name = "Cached" if cached else "Completed"
+    if record.warnings:
+        name += "WithWarnings"
     warned = "; ".join(f"WARNING: {warning}" for warning in record.warnings)
     said = "; ".join(filter(None, [warned, outcome])) or record.url
     return Completed(name=name, message=said, data=record)

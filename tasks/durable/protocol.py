@@ -84,6 +84,17 @@ def dispatch(job: str, text: str, watch: JobWatcher) -> None:
             watch.line(text)
 
 
+def said_of(job: str, line: str) -> str:
+    """A line of the job's log as a person reads it: an event in words, any other as it is."""
+    match _event(job, line):
+        case {"event": "progress", "done": int(done), "total": int(total), "message": str(said)}:
+            return f"{done} of {total}: {said}\n"
+        case {"event": "warn", "message": str(said)}:
+            return f"warning: {said}\n"
+        case _:
+            return line
+
+
 def _event(job: str, text: str) -> Any:
     """None for a line that is no event of this job."""
     if not text.startswith(MARK):

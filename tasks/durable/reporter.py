@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infra.numbers import numbers_of
+from infra.json_text import numbers_of
 from infra.store.artifacts import ArtifactRecord
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 from infra.tracking.rest import Dataset
 from infra.tracking.spool import RunRef
 from tasks.durable.protocol import JobInput, emit

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tasks.evaluate.earlier import ModelResults, earlier_results, keep_results
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
 from tasks.sampling import open_sampling
-from tasks.served.roles import is_role
+from tasks.served.served_roles import is_role
 from tasks.stage import StageContext, require_inputs
 
 
@@ -46,11 +46,12 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     gallery = Gallery(Chat.load(next(iter(models.values()))))
     for name in models:
         if name in twins:
-            results += renamed(results, twins[name], name)
+            same = renamed(results, twins[name], name)
+            results += [replace(result, tokens=0) for result in same]  # they are counted once
             continue
         results += of_models[name].cells
         gallery.take_in(of_models[name].rows)
-    worked = sampled.seconds
+    new_tokens = sum(cell.tokens for made in sampled.results.values() for cell in made.cells)
     results = mirrored(results, spec.nothink)
     for warning in warnings_of(results):
         context.reporter.keep_warning(warning)
@@ -62,9 +63,9 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     return {
         **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results if r.score is not None},
         "generated_tokens": float(sum(r.tokens for r in results)),
-        "generate_tokens_per_s": sum(r.tokens for r in results) / max(worked, 1e-9),
+        "generate_tokens_per_s": new_tokens / max(sampled.seconds, 1e-9),
         "rollouts_recovered": float(sampled.recovered),
-        "work_seconds": worked,
+        "work_seconds": sampled.seconds,
     }
 
 

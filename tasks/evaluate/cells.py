@@ -16,9 +16,9 @@ from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
 from infra.errors import TrainingStopped
-from infra.store.stage_warning import StageWarning
-from tasks.evaluate.spec import NOTHINK, EvaluateSpec
-from tasks.evaluate.statistics import (
+from infra.store.manifest import StageWarning
+from tasks.domain_verdicts import none_judged
+from tasks.evaluate.score_statistics import (
     CUTTABLE,
     Lines,
     Scaling,
@@ -33,7 +33,7 @@ from tasks.evaluate.statistics import (
     standard_error,
     verdicts,
 )
-from tasks.verdicts import none_judged
+from tasks.evaluate.spec import NOTHINK, EvaluateSpec
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
@@ -150,9 +150,9 @@ def mirrored(results: Sequence[CellResult], nothink: Sequence[str]) -> list[Cell
 
 
 def renamed(results: Sequence[CellResult], original: str, name: str) -> list[CellResult]:
-    """The original's results as those of another name for the same weights; no token is new."""
+    """The original's results under another name for the same weights."""
     names = {original: name, original + NOTHINK: name + NOTHINK}
-    return [replace(r, model=names[r.model], tokens=0) for r in results if r.model in names]
+    return [replace(r, model=names[r.model]) for r in results if r.model in names]
 
 
 async def roll_cells(
@@ -289,8 +289,8 @@ FEWEST = 8
 
 
 def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
-    """By model and domain. Raises TrainingStopped where a domain's rewards failed every time that
-    they were asked, whatever the model, and where nothing has a score."""
+    """By domain. Raises TrainingStopped where a domain's rewards failed every time that they were
+    asked, whatever the model, and where nothing has a score."""
     by_domain: defaultdict[str, list[CellResult]] = defaultdict(list)
     for result in results:
         by_domain[result.domain].append(result)
@@ -303,23 +303,48 @@ def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
     if not has_scores:
         raise TrainingStopped("no rollout of any model got a verdict, so there is no score")
     for domain, cells in by_domain.items():
-        if all(cell.truncated_share == 1 for cell in cells):
-            yield StageWarning(
-                what=f"every rollout of every model in {domain} was cut off, so each scores 0",
-                cause="the limit of tokens, turns or context is below what an answer takes",
-                advice=f"raise `max_new_tokens` or `max_turns` of {domain}",
-                figures={"rollouts": sum(cell.rollouts for cell in cells)},
-            )
-    for result in results:
-        if result.failed:
-            left = "" if result.score is None else "; the score is of the others"
-            yield StageWarning(
-                what=f"{result.failed} of {result.asked} verdicts on {result.model} in"
-                f" {result.domain} ({_HOW[result.kind]}) failed{left}",
-                cause=result.failure,
-                advice=f"{way_out(result.failure).lower()}, and evaluate again",
-                figures={"failed": result.failed, "asked": result.asked},
-            )
+        if not any(cell.asked for cell in cells):
+            yield _none_whole(domain, cells)
+        if failing := [cell for cell in cells if cell.failed]:
+            yield _some_failed(domain, failing, len({cell.model for cell in cells}))
+
+
+def _some_failed(domain: str, cells: Sequence[CellResult], num_models: int) -> StageWarning:
+    """Say of which models verdicts failed, and which have no score for that; in one warning, as one
+    problem at fault is a fault of each model."""
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    whose = f"all {num_models} models" if 1 < num_models == len(models) else ", ".join(models)
+    how = f" ({_HOW[cells[0].kind]})" if len(cells) == 1 else ""
+    without = ", ".join(f"{c.model} ({_HOW[c.kind]})" for c in cells if c.score is None)
+    left = f"; no score has {without}" if without else "; the scores are of the others"
+    failed, asked = sum(c.failed for c in cells), sum(c.asked for c in cells)
+    why = max(cells, key=lambda cell: cell.failed).failure
+    return StageWarning(
+        what=f"{failed} of {asked} verdicts on {whose} in {domain}{how} failed{left}",
+        cause=why,
+        advice=f"{way_out(why)[:1].lower()}{way_out(why)[1:]}, and evaluate again",
+        figures={"failed": failed, "asked": asked},
+    )
+
+
+def _none_whole(domain: str, cells: Sequence[CellResult]) -> StageWarning:
+    """Say that no answer to a domain's problems was whole, so that no reward was asked."""
+    rollouts = sum(cell.rollouts for cell in cells)
+    cut = round(sum(cell.rollouts * cell.truncated_share for cell in cells))
+    if cut == rollouts:
+        how, cause = "was cut off", "the limit of tokens, turns or context is below what they take"
+    elif not cut:
+        how, cause = "broke the format", "the models do not write calls or thoughts as they have to"
+    else:
+        how = "broke the format or was cut off"
+        cause = f"{rollouts - cut} are malformed and {cut} truncated"
+    longer = f"raise `max_new_tokens` or `max_turns` of {domain}"
+    return StageWarning(
+        what=f"every rollout of every model in {domain} {how}, so each scores 0",
+        cause=cause,
+        advice=longer if cut else "give the models a cold start, or correct the chat template",
+        figures={"rollouts": rollouts, "truncated": cut},
+    )
 
 
 _HOW = {"score": "temperature 1", "greedy": "greedy"}

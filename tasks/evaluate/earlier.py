@@ -18,7 +18,7 @@ from typing import Any
 from engines.rollout.records.gallery import relabelled
 from tasks.evaluate.cells import CellResult, renamed
 from tasks.evaluate.spec import NOTHINK, EvaluateSpec
-from tasks.served.roles import is_role
+from tasks.served.served_roles import is_role
 from tasks.stage import StageContext
 
 ANY = "model"

@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.errors import BAD_INPUT, EngineError, InputError
 from infra.processes.children import log_tail
-from tasks.lm_eval.harness import Order
+from tasks.lm_eval.lm_eval_harness import Order
 from tasks.lm_eval.scores import TaskScore, scores_file, scores_of
 from tasks.lm_eval.spec import ANSWERS_FILE, TASK_SCORES_FILE, LmEvalSpec, installed_version
 from tasks.resources import context_length, lease_fleet, unless_stopped
@@ -113,7 +113,7 @@ async def ordered(order: Order, name: str, context: StageContext) -> dict[str, A
     log = context.scratch / f"lm-eval-{name}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "tasks.lm_eval.harness"),
+            *(sys.executable, "-P", "-m", "tasks.lm_eval.lm_eval_harness"),
             *(str(os.getpid()), json.dumps(asdict(order))),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=output,
             start_new_session=True,

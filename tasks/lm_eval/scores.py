@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tasks.evaluate.statistics import Z95, interval, mean
+from tasks.evaluate.score_statistics import Z95, interval, mean
 
 _ANY_FILTER = "none"
 """what lm-eval calls the answer as it is"""

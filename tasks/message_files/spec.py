@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat
 
 from curricula.rows.columns import Columns, Layout
+from curricula.rows.conversation import Conversation
 from infra.config import RESULT_NEUTRAL, Config
 
 
-class MessageFiles(Config):
-    """One source of conversations."""
+class RowFiles(Config):
+    """One source of rows that hold conversations; a subclass says how."""
 
     files: list[str] = Field(min_length=1)
     """JSONL, JSON arrays, CSV or Parquet, or folders of one of them: paths relative to the recipe's
     file, any fsspec URLs, patterns (`chats/*.jsonl`); FOLDER/SPLIT where a folder has splits"""
     format: Layout = "auto"
     """how a row holds its messages; auto: what its messages look like"""
+    max_bad_share: Annotated[float, Field(ge=0, le=1), RESULT_NEUTRAL] = 0.01
+    """most rows that may be left out, of those that were read (of 1,000 at least, or of all where
+    there are fewer); with more the stage stops and names the first"""
+
+    def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:
+        """What a row says. Raises BadRow."""
+        raise NotImplementedError
+
+
+class MessageFiles(RowFiles):
+    """One source of conversations to imitate."""
+
     columns: Columns = Columns()
     """names of the columns, where they are not the usual ones"""
     weight: PositiveFloat = Field(default=1.0, allow_inf_nan=False)
     """share of the sequences, relative to the weights of the other sources"""
-    max_bad_share: Annotated[float, Field(ge=0, le=1), RESULT_NEUTRAL] = 0.01
-    """most rows that may be left out, of those that were read (of 1,000 at least, or of all where
-    there are fewer); with more the stage stops and names the first"""
+
+    def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:
+        from curricula.rows.layouts import read_row
+
+        return [read_row(row, self.columns, self.format)]

@@ -23,13 +23,12 @@ from curricula.prompt_files.contamination import HeldOutWords
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
-from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
 from infra.data_files.rows import Chunk, Rows
-from infra.data_files.tally import RowTally
+from infra.data_files.tally import BadRow, Reason, RowTally
 from infra.errors import InputError
-from tasks.message_files.rendering import Renderer
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 
 WINDOW_BYTES = 64 << 20

@@ -18,6 +18,7 @@ from engines.rollout.producer import trainable
 from engines.rollout.records.packing import saved_groups
 from engines.types import Group
 from infra.errors import TrainingStopped
+from infra.store.manifest import StageWarning
 from tasks.offline.spec import ROLLOUTS, OfflineSpec
 from tasks.rl.saved_rollouts import TrainingOnSaved
 from tasks.rl.spec import RlSettings
@@ -72,7 +73,14 @@ def _at_most(groups: int, settings: RlSettings, reporter: Reporter) -> RlSetting
     wanted = settings.problems_per_step
     if wanted <= groups:
         return settings
-    reporter.warn(f"only {groups} groups can teach: a step trains on all of them, not on {wanted}")
+    reporter.keep_warning(
+        StageWarning(
+            what=f"a step trains on {groups} groups, not on {wanted}",
+            cause="the rewards of the other groups are equal, or their rollouts failed",
+            advice="sample more problems, or others",
+            figures={"groups": groups, "wanted": wanted},
+        )
+    )
     return settings.model_copy(update={"problems_per_step": groups})
 
 

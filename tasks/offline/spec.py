@@ -9,11 +9,10 @@ from pydantic import Field, PositiveInt
 
 from engines.algorithms.combinations import stale_doubts
 from engines.algorithms.spec import Algorithm
-from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
+from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from infra.errors import InputError
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.rl.spec import RlSettings
 from tasks.stage import StageSpec
 

@@ -8,13 +8,12 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import Optimizer
+from engines.megatron.spec import Optimizer, Role
 from engines.types import Split
 from infra.config import PerStep
 from infra.errors import InputError
 from tasks.domain import Domain
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.policy import PolicySettings
 from tasks.stage import StageSpec
 

@@ -6,8 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import TrainerSettings
+from engines.megatron.spec import Role, TrainerSettings
 from infra.errors import InputError
 from tasks.rl.spec import RlSettings
 from tasks.stage import StageSpec

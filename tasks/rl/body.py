@@ -11,33 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from engines.devices.sharing import SeparateDevices, SharedDevices
-from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
+from engines.rollout.buffers import GroupBuffer
+from engines.rollout.buffers import build as build_buffer
 from engines.rollout.consumer import BeforePublish, StepResult
 from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.filters import AskFilter
+from engines.rollout.filters import AskFilter, ProcessFilter, in_process
+from engines.rollout.filters import build as build_filter
 from engines.rollout.loop import Loop
 from engines.rollout.metrics import StopRule, counting
 from engines.rollout.producer import Producer
+from engines.rollout.protocols import FILTERS, PolicyVersion
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.records.journals import RolloutJournal, TurnJournal
+from engines.rollout.records.journals import Notes, RolloutJournal, TurnJournal
 from engines.rollout.records.take_log import TakeLog, TrainedRollouts
 from engines.rollout.roller import RollsGroups
-from engines.sglang.fleet import Fleet, prewarm
-from infra.run_both import run_both
-from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
-from infra.trace_file import write_trace
+from engines.rollout.tickets import Admission, TicketSource
+from engines.rollout.tickets import build as build_source
+from engines.sglang.fleet import CacheUse, Fleet, prewarm
+from infra.processes.coroutines import run_both
+from infra.timeline import TAKES, TICKETS, Timeline, mark, recording, write_trace
 from tasks.admitted import only_admitted
 from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
-from tasks.rl import live_parts
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
-from tasks.rl.record import RlRecord
-from tasks.rl.roles import Roles, consumer_of, lease_roles
-from tasks.rl.spec import RlSpec
+from tasks.rl.spec import RlSettings, RlSpec
+from tasks.rl.stage_record import RlRecord
+from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
-from tasks.served.roles import RoleClients
+from tasks.served.served_roles import RoleClients
 from tasks.stage import StageContext, Stopped
 
 
@@ -86,7 +89,7 @@ async def train(
         stack.push_async_callback(policy.close)
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
-        group_filter = await live_parts.open_filter(stack, spec.settings)
+        group_filter = await open_filter(stack, spec.settings)
         rollers = Rollers(
             stack, context, fleet, spec.settings.fleet, spec.domains, asked, spec.seed
         )
@@ -175,9 +178,9 @@ def _loop(
     """The parts of the stage's loop, as at its beginning."""
     settings = spec.settings
     wanted = settings.problems_per_step
-    buffer = live_parts.buffer(spec, policy)
+    buffer = _buffer(spec, policy)
     producer = Producer(
-        source=live_parts.data_source(spec, domains, context.checkpoints),
+        source=_data_source(spec, domains, context.checkpoints),
         admission=Admission(
             groups_per_step=wanted,
             oversample=settings.oversample if settings.drops_groups else 1.0,
@@ -240,6 +243,7 @@ async def _train(
     """Run the loop from where the record stands to the end of the stage."""
     settings, in_flight = spec.settings, fleet.client.in_flight
     in_flight.since_last()
+    caches = CacheUse(fleet)
 
     def depths() -> dict[str, float]:
         return {
@@ -251,7 +255,8 @@ async def _train(
     async def after_step(result: StepResult) -> bool:
         for group in result.dropped:
             mark(TAKES, f"drops ticket {group.ticket}", step=result.step)
-        record.observe(result, in_flight.since_last(), devices.since_last())
+        of_devices = dict(devices.since_last()) | caches.since_last()
+        record.observe(result, in_flight.since_last(), of_devices)
         over = record.solved or record.step == settings.steps
         if not devices.are_shared:
             await evaluation.begin_if_due(is_over=over)
@@ -276,7 +281,7 @@ async def _train(
 
     await devices.generate()
     await evaluation.begin_if_due()
-    async with counting(timeline, depths):
+    async with counting(timeline, depths), caches.watched():
         await loop.run(
             first=record.step + 1,
             last=settings.steps,
@@ -312,3 +317,43 @@ def _all(work: Sequence[Callable[[], None]]) -> None:
 
 async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, object]) -> Written:
     return (await run_both(copied, rest))[0]
+
+
+def _data_source(spec: RlSpec, domains: Sequence[LiveDomain], notes: Notes) -> TicketSource:
+    """Raises InputError."""
+    named = spec.settings.data_source
+    return build_source(
+        named.name,
+        named.options,
+        domains,
+        split="rl",
+        seed=spec.seed,
+        start=spec.start,
+        limit=spec.settings.most_problems,
+        is_beside_training=spec.samples_beside_training,
+        notes=notes,
+    )
+
+
+async def open_filter(stack: AsyncExitStack, settings: RlSettings) -> AskFilter:
+    """A filter of the user's own gets a process, which ends with the stack. Raises InputError."""
+    named, needs_spread = settings.group_filter, "spread" in settings.algorithm.needs
+    if named.name in FILTERS:
+        return in_process(build_filter(named.name, named.options, needs_spread))
+    apart = ProcessFilter(named.name, named.options, needs_spread, named.timeout_s)
+    stack.push_async_callback(apart.process.close)
+    await apart.process.start()
+    return apart
+
+
+def _buffer(spec: RlSpec, policy: PolicyVersion) -> GroupBuffer:
+    """Raises InputError."""
+    settings = spec.settings
+    return build_buffer(
+        settings.buffer.name,
+        settings.buffer.options,
+        groups_per_step=settings.problems_per_step,
+        max_staleness=settings.max_staleness,
+        policy=policy,
+        seed=spec.seed,
+    )

@@ -13,7 +13,7 @@ from pydantic import Field
 from engines.rollout.evaluator import Evaluated
 from engines.rollout.metrics import verdict
 from infra.config import Config
-from tasks.evaluate.statistics import mean, problem_means, standard_error
+from tasks.evaluate.score_statistics import mean, problem_means, standard_error
 
 CURVE_FILE = "training/curve.json"
 """of an artifact"""

@@ -18,7 +18,7 @@ from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.roller import RollsGroups
 from infra.timeline import TRAINER, span
 from tasks.policy import Evaluation
-from tasks.rl.record import NEVER, RlRecord
+from tasks.rl.stage_record import NEVER, RlRecord
 from tasks.stage import StageContext
 
 

@@ -16,8 +16,8 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.producer import Sampled
 from engines.rollout.published_policy import UnpublishedPolicy
 from engines.types import Group
-from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSettings
+from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
 from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
 from tasks.updates import Updates

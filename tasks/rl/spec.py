@@ -6,30 +6,63 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from engines.algorithms.combinations import stale_doubts
-from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
-from engines.rollout.admission import OnStale
+from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
+from engines.rollout.protocols import BUFFERS, FILTERS, SOURCES
+from engines.rollout.tickets import OnStale
 from engines.types import Split
 from tasks.domain import Domain, HookSpec
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.policy import PolicySettings
-from tasks.rl.rollout_parts import (
-    ROLLOUT_PARTS,
-    BufferSpec,
-    DataSourceSpec,
-    GroupFilterSpec,
-)
 from tasks.stage import StageSpec
+
+ROLLOUT_PARTS = ("data_source", "group_filter", "buffer")
+"""the settings that name one"""
+
+
+class DataSourceSpec(HookSpec):
+    """Which problem a ticket stands for."""
+
+    name: str = "in-turns"
+    """built-in name, or `module:attribute` of the user's own"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (SOURCES.get(self.name, self.name),)
+
+
+class GroupFilterSpec(HookSpec):
+    """Which groups may teach."""
+
+    name: str = "can-teach"
+    """built-in name, or `module:attribute` of the user's own"""
+    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    """time limit in seconds of one call of your own filter; a group that exceeds it is dropped"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (FILTERS.get(self.name, self.name),)
+
+
+class BufferSpec(HookSpec):
+    """Which of the groups that wait a step takes, and whether one may be taken again."""
+
+    name: str = "oldest-first"
+    """built-in name, or `module:attribute` of the user's own"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (BUFFERS.get(self.name, self.name),)
 
 
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
-    """problems drawn divided by problems still needed, in each round of generation. No effect where
-    every group is kept: with the filter `every`, or with an advantage that does not compare rewards
-    within a group and no filter of another name"""
+    """problems drawn divided by problems still needed, in each round of generation. Those beyond
+    are rolled out only in place of groups that are dropped, or where a buffer of your own chooses.
+    No effect where every group is kept: with the filter `every`, or with an advantage that does not
+    compare rewards within a group and no filter of another name"""
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)

@@ -14,12 +14,11 @@ from engines.rollout.records.packing import save_groups
 from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group
-from tasks.admitted import only_admitted
+from tasks.domain_verdicts import Verdicts
 from tasks.resources import unless_stopped
 from tasks.rollout.spec import RolloutSpec
-from tasks.sampling import open_sampling
-from tasks.stage import Reporter, StageContext, require_inputs
-from tasks.verdicts import Verdicts
+from tasks.sampling import open_model_sampling
+from tasks.stage import Reporter, StageContext
 
 _SHOWN = 32
 """groups of a domain of which rollouts are kept to browse"""
@@ -27,27 +26,22 @@ _SHOWN = 32
 
 async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
     """Fill `context.out` with `groups/` and `rollouts.parquet`. Raises EngineError, Stopped."""
-    require_inputs(context, ["model"])
-    model = context.inputs["model"]
     async with AsyncExitStack() as stack:
-        parts = await open_sampling(
-            stack, context, spec.settings.fleet, spec.domains, model, spec.seed
+        parts = await open_model_sampling(
+            stack, context, spec.settings.fleet, spec.domains, spec.seed
         )
-        domains = await only_admitted(context, parts.domains)
-        roller = await parts.rollers.of(model, parts.chat)
-        kept = await KeptRollouts.open(parts.journal, 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []
-        for position, domain in enumerate(domains):
-            sampling = _sample(spec, roller, domain, kept)
+        for position, domain in enumerate(parts.domains):
+            sampling = _sample(spec, parts.roller, domain, parts.kept)
             of_domain.append(await unless_stopped(context, sampling))
-            context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
+            context.reporter.progress(position + 1, len(parts.domains), f"sampled {domain.name}")
         worked = time.monotonic() - began
     groups = _in_turns(of_domain)
     _conclude(groups, context.reporter)
     save_groups(context.out, groups)
     gallery = Gallery(parts.chat)
-    for domain, made in zip(domains, of_domain, strict=True):
+    for domain, made in zip(parts.domains, of_domain, strict=True):
         gallery.add_step(domain.name, made, _SHOWN)
     gallery.write(context.out)
     return {**_summary(groups), "work_seconds": worked}

@@ -11,7 +11,7 @@ from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
 from tasks.domain import Domain
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.stage import StageSpec
 
 

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from engines.devices.address import ProcessAddress, address_of_this_actor
+from engines.devices.actor_answers import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.worker import News, RolloutWorker, RollRequest
 from engines.sglang.client import GenerationClient
-from engines.sglang.roles.address import RoleAddress
+from engines.sglang.roles.role_client import RoleAddress
 from engines.sglang.spec import Routing
 from infra.processes.leftovers import temporary_folder
 from infra.user_files import UserFiles, install_hooks
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import open_parts
-from tasks.served.roles import RoleClients
+from tasks.served.served_roles import RoleClients
 
 
 @dataclass(frozen=True, slots=True)

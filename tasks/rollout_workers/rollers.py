@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from engines.chat import Chat
-from engines.chat.folder import chat_files
-from engines.devices.address import ProcessAddress
-from engines.devices.cluster import connect
+from engines.chat.chat_folder import chat_files
+from engines.devices.actor_answers import ProcessAddress
+from engines.devices.ray_cluster import connect
 from engines.rollout.roller import Roller, RollsGroups, Window
 from engines.rollout.workers.worker import News, RollRequest, WorkerHandle, WorkerLost
 from engines.rollout.workers.worker_pool import WorkerPool
@@ -31,7 +31,7 @@ from infra.secret_references import secrets_of
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import context_length
 from tasks.rollout_workers.actor import RolloutWorkerActor, WorkerSetup
-from tasks.served.roles import RoleClients
+from tasks.served.served_roles import RoleClients
 from tasks.stage import StageContext
 
 CPU_SHARE = 0.1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from infra.errors import InputError
 from infra.hub import is_hub_name, snapshot
-from tasks.model_folder.files import ModelFiles
-from tasks.model_folder.tensors import stored_tensors, weight_files
-from tasks.served.folder import add_head_bias, served_folder_problems
+from tasks.model_folder.model_files import ModelFiles
+from tasks.model_folder.read_tensors import stored_tensors, weight_files
+from tasks.served.served_folder import add_head_bias, served_folder_problems
 from tasks.served.spec import ServedSpec
 from tasks.stage import StageContext
 

@@ -1,24 +1,25 @@
-"""`sft`: supervised fine-tuning, step by step."""
+"""`sft`: supervised fine-tuning, and the loop of every stage that trains on data that are there."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from engines.chat import Chat
-from engines.chat.folder import write_stops
+from engines.chat.chat_folder import write_stops
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
-from infra.run_both import run_both
+from engines.megatron.spec import Optimizer, Role, TrainerSettings
+from infra.processes.coroutines import run_both
 from tasks.saving import Saving, Written
-from tasks.sft.record import SftRecord
+from tasks.sft.sft_record import SftRecord
 from tasks.sft.spec import SftSpec
-from tasks.sft.supply import Supply, open_supply
+from tasks.sft.supply import B, Supply, open_supply
 from tasks.stage import StageContext, Stopped, require_inputs
 from tasks.trainers import lease_trainer
 from tasks.updates import changed_share
@@ -38,7 +39,64 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
     settings = spec.settings
     has_own = spec.curriculum is not None or settings.data is not None
     require_inputs(context, ["model"] if has_own else ["model", "data"])
-    model = context.inputs["model"]
+    record = SftRecord(
+        reporter=context.reporter,
+        steps=settings.steps,
+        no_gradient="No token of the data counts in the loss: look at its `weight`, `train` and"
+        " `loss` fields, with `tributary preview`",
+    )
+    return await train_on(
+        spec,
+        context,
+        record,
+        lambda: open_supply(spec, context),
+        lambda trainer, batches: trainer.sft_steps(batches),
+    )
+
+
+class LearnsFromData(Protocol):
+    """What the spec of a stage says that trains a policy on data that are there."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def settings(self) -> Schedule: ...
+
+    @property
+    def trained_roles(self) -> tuple[Role, ...]: ...
+
+
+class Schedule(Protocol):
+    """Of its settings."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def checkpoint_every(self) -> int: ...
+
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+    @property
+    def trainer(self) -> TrainerSettings: ...
+
+
+Steps = Callable[[TrainerGroup, list[B]], Awaitable[list[dict[str, float]]]]
+"""one optimizer step a batch; metrics of each"""
+
+
+async def train_on(
+    spec: LearnsFromData,
+    context: StageContext,
+    record: SftRecord,
+    open_data: Callable[[], Supply[B]],
+    steps: Steps[B],
+) -> dict[str, float]:
+    """Train `inputs["model"]` on the supply's batches, with checkpoints, and export it; returns the
+    artifact's metrics. Raises as `run`."""
+    settings, model = spec.settings, context.inputs["model"]
     job = TrainerJob(
         settings.trainer,
         settings.optimizer,
@@ -47,20 +105,20 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         spec.seed,
         settings.steps,
         context.hooks,
-        learns_from_rewards=False,
+        policy=spec.trained_roles[0],
     )
     async with AsyncExitStack() as stack:
         trainer, supply = await run_both(
-            lease_trainer(stack, context, job), asyncio.to_thread(open_supply, spec, context)
+            lease_trainer(stack, context, job), asyncio.to_thread(open_data)
         )
         supply.report(context.reporter, context.name)
-        record = SftRecord(reporter=context.reporter, steps=settings.steps)
-        await _resume(context, record, supply, trainer)
+        await _begin_or_resume(context, record, supply, trainer)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(spec, context, supply, record, saving, trainer)
+        await _train(settings, context, supply, record, saving, trainer, steps)
         worked = time.monotonic() - began
         record.conclude()
+        await supply.finish(trainer)
         for warning in supply.conclusions():
             context.reporter.keep_warning(warning)
         await trainer.export(context.out, model)
@@ -74,28 +132,30 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         }
 
 
-async def _resume(
-    context: StageContext, record: SftRecord, supply: Supply, trainer: TrainerGroup
+async def _begin_or_resume(
+    context: StageContext, record: SftRecord, supply: Supply[Any], trainer: TrainerGroup
 ) -> None:
     """Continue from the newest checkpoint, if there is one."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
-    if latest is not None:
-        _, folder = latest
-        record.restore(folder)
-        supply.restore(folder)
-        await trainer.load(folder / _TRAINER_FOLDER)
+    if latest is None:
+        await supply.begin(trainer)
+        return
+    _, folder = latest
+    record.restore(folder)
+    supply.restore(folder)
+    await trainer.load(folder / _TRAINER_FOLDER)
 
 
 async def _train(
-    spec: SftSpec,
+    settings: Schedule,
     context: StageContext,
-    supply: Supply,
+    supply: Supply[B],
     record: SftRecord,
     saving: Saving,
     trainer: TrainerGroup,
+    steps: Steps[B],
 ) -> None:
     """Train from where the record stands to the end of the stage."""
-    settings = spec.settings
     a_call = 1
     while record.step < settings.steps:
         to_checkpoint = settings.checkpoint_every - record.step % settings.checkpoint_every
@@ -105,7 +165,7 @@ async def _train(
             context.reporter.warn(warning)
         await saving.wait_for_snapshot()
         began = time.monotonic()
-        record.observe(await trainer.sft_steps(batches))
+        record.observe(await steps(trainer, batches))
         a_call = _next_size(count, time.monotonic() - began)
         over = record.step == settings.steps
         stopping = context.stop.requested and not over
@@ -125,7 +185,7 @@ def _next_size(steps: int, seconds: float) -> int:
 
 
 def _snapshot(
-    record: SftRecord, supply: Supply, trainer: TrainerGroup, folder: Path
+    record: SftRecord, supply: Supply[Any], trainer: TrainerGroup, folder: Path
 ) -> Coroutine[Any, Any, Written]:
     """The record and the data's position as they are now; the ranks stay as they are until the next
     update."""

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curricula.prompt_files.contamination import HeldOutWords
-from curricula.prompt_files.curriculum import Files
-from infra.data_files.bad_row import Reason
-from infra.data_files.tally import many_left_out
+from curricula.prompt_files.prompt_curriculum import Files
+from infra.data_files.tally import Reason, many_left_out
 from infra.home import home
-from infra.store.stage_warning import StageWarning
-from tasks.message_files.rendering import Renderer
+from infra.store.manifest import StageWarning
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.stream import MixedStream
 from tasks.sft.supply import little_trained
 from tasks.stage import Reporter, StageContext
 
 if TYPE_CHECKING:
+    from engines.megatron.ranks.trainer_group import TrainerGroup
     from tasks.sft.spec import SftSpec
-    from tasks.sft.supply import Batches
+    from tasks.sft.supply import Batch
 
 _POSITION_FILE = "data.json"
 
@@ -59,7 +59,13 @@ class FileSupply:
         names = [name for stream in self._stream.streams for name in stream.names]
         reporter.dataset(stage, rows, f"files {', '.join(names)}"[:500])
 
-    def batches(self, start: int, stop: int) -> Batches:
+    async def begin(self, trainer: TrainerGroup) -> None:
+        """Nothing is needed."""
+
+    async def finish(self, trainer: TrainerGroup) -> None:
+        """Nothing is needed."""
+
+    def batches(self, start: int, stop: int) -> list[Batch]:
         return [[self._stream.take() for _ in range(self._size)] for _ in range(start, stop)]
 
     def warnings(self) -> Iterator[str]:

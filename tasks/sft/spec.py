@@ -7,14 +7,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import Optimizer, TrainerSettings
+from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from engines.types import Split
 from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps, require_comparable
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
 from tasks.message_files.spec import MessageFiles
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.stage import StageSpec
 
 FILE_SUPPLY = "tasks.sft.file_supply:open_files"

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engines.batching import TokenSequence
 from infra.hooks import resolve
-from infra.store.stage_warning import StageWarning
-from tasks.sft.data import SftData, batches_for_steps, load_data, said_of_unrendered
+from infra.store.manifest import StageWarning
+from tasks.sft.sft_data import SftData, batches_for_steps, load_data, said_of_unrendered
 from tasks.sft.spec import FILE_SUPPLY
 from tasks.stage import Reporter, StageContext
 
 if TYPE_CHECKING:
+    from engines.megatron.ranks.trainer_group import TrainerGroup
     from tasks.sft.spec import SftSpec
 
 _LITTLE = 0.01
 """share of trained tokens below which it is a warning"""
-Batches = list[list[TokenSequence]]
+Batch = list[TokenSequence]
+B = TypeVar("B")
+"""what one optimizer step trains on"""
 
 
-class Supply(Protocol):
+class Supply(Protocol[B]):
     """The batches of a stage's steps, in order."""
 
     def report(self, reporter: Reporter, stage: str) -> None:
         """Say what it is, before the first step."""
         ...
 
-    def batches(self, start: int, stop: int) -> Batches:
+    async def begin(self, trainer: TrainerGroup) -> None:
+        """Before the first step of all, with the weights that the stage begins with."""
+        ...
+
+    async def finish(self, trainer: TrainerGroup) -> None:
+        """After the last step, with the weights that the stage ends with."""
+        ...
+
+    def batches(self, start: int, stop: int) -> list[B]:
         """Those of steps `start` to `stop` - 1; each call begins where the one before it ended, or
         where `restore` stood."""
         ...
@@ -63,7 +74,7 @@ def little_trained(trained: int, tokens: int) -> Iterator[StageWarning]:
         )
 
 
-def open_supply(spec: SftSpec, context: StageContext) -> Supply:
+def open_supply(spec: SftSpec, context: StageContext) -> Supply[Batch]:
     """Raises InputError for data that nothing can be learned from."""
     model = context.inputs["model"]
     if spec.settings.data is None:
@@ -85,7 +96,13 @@ class ListSupply:
         for warning in self._warnings():
             reporter.keep_warning(warning)
 
-    def batches(self, start: int, stop: int) -> Batches:
+    async def begin(self, trainer: TrainerGroup) -> None:
+        """Nothing is needed."""
+
+    async def finish(self, trainer: TrainerGroup) -> None:
+        """Nothing is needed."""
+
+    def batches(self, start: int, stop: int) -> list[Batch]:
         sequences = self._data.sequences
         indices = batches_for_steps(len(sequences), self._size, self._seed, start, stop)
         return [[sequences[i] for i in batch] for batch in indices]

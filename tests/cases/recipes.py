@@ -45,7 +45,7 @@ def check(
     """Exit code, what was printed, and the error as one line of text."""
     arguments = [argument for change in changes for argument in ("--set", change)]
     with pytest.raises(SystemExit) as ended:
-        main(["check", str(recipe), *arguments])
+        main(["check", str(recipe), "--full", *arguments])
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     assert len(said.err.splitlines()) <= 24, "one screen"

@@ -13,8 +13,8 @@ import pytest
 from flows.catalog import plan_of
 from flows.checks.trial import findings as trial
 from flows.checks.trial.bounded_steps import Blind
-from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import Findings, TrialRequest, request_of
+from flows.checks.trial.tried_parts import try_parts
 from flows.load import load_recipe
 from infra.home import SOURCE_ROOT
 from infra.processes.children import birth_of, same_process
@@ -262,16 +262,19 @@ def test_a_hook_that_is_not_listed_is_said_to_be_missing(
 def test_a_hook_that_is_slow_to_import_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_MOST_SECONDS", 6.0)
+    monkeypatch.setattr(trial, "_MOST_SECONDS", 12.0)  # Python starts within it on a busy machine
     recipe = load_recipe(str(_spoiled(tmp_path, "slow", "import time\ntime.sleep(3600)\n")))
     found = trial.try_apart(request_of(recipe, plan_of("post-train", recipe, {})))
     assert ["importing slow hangs and blocks" in line for line in found.problems] == [True]
 
 
 def test_a_hook_that_prints_is_warned_of_and_its_text_kept_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = _spoiled(tmp_path, "loud", f"{RIGHT}\nprint('hello from a hook')\n")
+    """And it has no secret of the command's to print."""
+    monkeypatch.setenv("GITHUB_TOKEN", "planted-tool-01")
+    says = "print('hello from a hook' + os.environ.get('GITHUB_TOKEN', ''))"
+    recipe = _spoiled(tmp_path, "loud", f"{RIGHT}\nimport os\n{says}\n")
     code, out, told = check(recipe, capsys)
     assert code == 0, told
     assert "warning: hooks: loud.py prints while it is imported ('hello from a hook')" in out
@@ -322,7 +325,7 @@ def test_a_trial_ends_with_its_owner_however_that_ended(tmp_path: Path) -> None:
     )
     recipe = load_recipe(str(_spoiled(tmp_path, "waits", text)))
     request = request_of(recipe, plan_of("post-train", recipe, {}))
-    command = "flows.checks.trial.process", tmp_path / "output", tmp_path / "stack"
+    command = "flows.checks.trial.trial_process", tmp_path / "output", tmp_path / "stack"
     paths = {"PYTHONPATH": str(SOURCE_ROOT)}
     trying = subprocess.Popen(
         [sys.executable, "-m", *map(str, command)],

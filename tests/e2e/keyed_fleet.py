@@ -18,7 +18,7 @@ from engines.types import Generation, Sampling
 from infra.access import basic, bearer, key
 from infra.home import home
 from infra.stack import load_stack
-from infra.stack.exposure import open_ports
+from infra.stack.stack_ports import open_ports
 from tests.parts.tiny import tiny_model
 from tests.parts.whole_weights import push
 

@@ -18,6 +18,7 @@ import pytest
 from infra.processes.children import family
 from infra.stack import Stack
 from tests.e2e import requests_of_strangers
+from tests.parts.machine import network
 
 _CONNECT = """
 import json, socket, sys
@@ -117,12 +118,13 @@ def stranger() -> Generator[Stranger]:
         f"ip -n {name} link set lo up",
         f"ip -n {name} route add default via {here}",
     )
-    try:
-        for step in steps:
-            done = subprocess.run(step.split(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"no network namespaces here: `{step}`: {done.stderr.strip()}")
-        yield Stranger(name, here)
-    finally:
-        for step in (f"ip link del {link}", f"ip netns del {name}"):
-            subprocess.run(step.split(), capture_output=True, check=False)
+    with network(is_changed=True):
+        try:
+            for step in steps:
+                done = subprocess.run(step.split(), capture_output=True, text=True, check=False)
+                if done.returncode:
+                    pytest.skip(f"no network namespaces here: `{step}`: {done.stderr.strip()}")
+            yield Stranger(name, here)
+        finally:
+            for step in (f"ip link del {link}", f"ip netns del {name}"):
+                subprocess.run(step.split(), capture_output=True, check=False)

@@ -18,13 +18,13 @@ import httpx
 import psutil
 import pytest
 
-from flows.page.server_app import RAY_PAGE
+from flows.page.prefect_app import RAY_PAGE
 from infra.access import LOOPBACK, basic, bearer, key, key_path
+from infra.guard import login_link
 from infra.home import home, runtime_dir
-from infra.logins import login_link
 from infra.processes.children import family
 from infra.stack import WORK_POOL, Stack
-from infra.stack.exposure import open_ports, unguarded
+from infra.stack.stack_ports import open_ports, unguarded
 from tests.e2e.stranger import asked_by_a_stranger, listening, stranger
 from tests.parts.machine import Machine
 

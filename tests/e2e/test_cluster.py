@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import pytest
 
-from infra.cluster import Cluster
 from infra.errors import InfrastructureError
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from infra.stack import Stack
+from infra.stack.cluster import Cluster
 from tests.parts.ray_head import RayHead, ray_head
 
 pytestmark = pytest.mark.integration
@@ -115,7 +115,7 @@ LOG = "".join(f"{line}\n" for line in LINES)
 def test_a_log_that_is_sent_over_several_connections_is_handed_over_once(cuts: list[int]) -> None:
     lines: list[str] = []
     with (
-        patch("infra.cluster._LONGEST_PAUSE_SECONDS", 0.01),
+        patch("infra.stack.cluster._LONGEST_PAUSE_SECONDS", 0.01),
         ray_head(RayHead(LOG, cuts=cuts)) as head,
     ):
         assert Cluster(head.url).follow("x", lines.append, NEVER, poll=0.0) == "succeeded"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from flows.page.server_app import RAY_PAGE
+from flows.page.prefect_app import RAY_PAGE
 from infra.access import key
 from infra.stack import Stack
 from tests.e2e.stranger import listening

@@ -22,9 +22,9 @@ from infra.errors import EngineError
 from infra.home import SOURCE_ROOT, runtime_dir
 from infra.processes.children import family
 from infra.stack import Stack, doctor, load_stack
-from infra.stack.exposure import open_ports
+from infra.stack.stack_ports import open_ports
 from tests.e2e.stranger import asked_by_a_stranger, listening, stranger
-from tests.parts.machine import BUCKET, Machine
+from tests.parts.machine import BUCKET, Machine, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -178,16 +178,14 @@ def test_a_users_own_expert_is_trained_through_it_and_no_secret_is_written_down(
 ) -> None:
     """Every kind of server has work."""
     _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
-    alone = ["--expert", "sorting", "--name", "keyed", *_STORE]
-    for change in ("resources={}", "evaluate={problems: 2, samples: 1}"):
-        alone += ["--set", change]
-    keyed.call("run", str(FOURTH), *alone, timeout=1200)
+    rl = "steps: 1, problems_per_step: 4, group_size: 8, optimizer: {lr: 2e-4}"
+    alone = ["--expert", "sorting", "--until", "sorting-rl", "--name", "keyed", *_STORE]
+    keyed.call("run", str(FOURTH), *alone, "--set", "resources={}",
+               "--set", f"experts.sorting.path=[{{rl: {{{rl}}}}}]", timeout=600)  # fmt: skip
     report = keyed.report("keyed")
     assert report["state"] == "completed"
     stages = [stage["name"] for stage in report["stages"]]
-    assert stages == ["base", "sorting-sft", "sorting-rl", "evaluate"]
-    assert set(report["scores"]) == {"base", "sorting-sft", "sorting"}
-    assert set(report["scores"]["sorting"]) == {"sorting"}
+    assert stages == ["base", "sorting-rl"]
     runs = httpx.post(
         f"{open_stack.mlflow_uri}/api/2.0/mlflow/runs/search",
         json={"experiment_ids": ["1"], "max_results": 100}, headers=basic(),
@@ -209,6 +207,8 @@ def test_a_users_own_expert_is_trained_through_it_and_no_secret_is_written_down(
     shown = [*keyed.said, jobs, flows, runs.text, *command_lines]
     shown += [" ".join(process.cmdline()) for process in running]
     places = (Path(keyed.env["TRIBUTARY_HOME"]), runtime_dir())
+    # Prefect's runner has a flow's environment in a file of a folder of its own until it ends.
+    until(lambda: not any(runtime_dir().rglob("workspace.json")), 60)
     files = [file for place in places for file in place.rglob("*") if file.is_file()]
     assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
     stored = [entry for entry in _stored(keyed) if entry[0].startswith("keyed/")]

@@ -14,7 +14,7 @@ import pytest
 
 from infra.tracking.rest import MlflowRest
 from tests.parts.machine import SMOKE, Machine, settings, until
-from tests.parts.page import Page, made_by, run_by_page
+from tests.parts.page import Page, made_by
 from tests.programs.figures.table import cpu_kind, read_figures, what_repeats
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -22,9 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 EXPERTS = ["reasoning", "agent", "general"]
 
 
-def test_a_killed_flow_is_resumed_to_its_report_and_its_copy_is_cached(
-    machine: Machine, page: Page
-) -> None:
+def test_a_killed_flow_is_resumed_to_its_report(machine: Machine, page: Page) -> None:
     finished = _killed_in_its_last_training(machine)
     machine.call("resume", "first")
     report = machine.report("first")
@@ -41,24 +39,47 @@ def test_a_killed_flow_is_resumed_to_its_report_and_its_copy_is_cached(
     assert set(report["greedy"]["unified"]) == set(EXPERTS)
     if (figures := read_figures())["cpu"] == cpu_kind():
         assert what_repeats(report) == figures["cpu-smoke"], "`make figures` writes what moved"
-    origins = _check_mlflow(machine, "first", report)
-
-    # What Prefect's page copies is the parameters: the copy is a run of its own.
+    _check_mlflow(machine, "first", report)
+    # What Prefect's page copies is the parameters.
     copied = page.parameters(machine.state("first")["flow_run"])
     assert (copied["recipe"], copied["name"]) == ("cpu-smoke", "first")
     assert copied["overrides"].splitlines() == ["seed=0", *SMOKE]
-    again = run_by_page(machine, page, "post-train", copied)
-    assert again["run"] != machine.run_id("first")
-    assert made_by(again) == set()
-    assert again["scores"] == report["scores"]
-    _check_cached_in_mlflow(machine, again["run"], origins)
+
+
+def test_a_trigger_adds_a_round_to_what_is_cached_while_a_folder_is_evaluated(
+    machine: Machine, page: Page, smoke: dict[str, Any]
+) -> None:
+    """That the next one adds another: `test_rounds.py`."""
+    trained = {stage["name"]: stage["artifact"] for stage in machine.report("first")["stages"]}
+    brief = smoke | {"evaluate": {"problems": 2, "samples": 1}}
+    started = {
+        "rounds": page.submit(
+            "distill-rounds", {"recipe": brief | {"name": "rounds"}, "expert": "reasoning"}
+        ),
+        "folder": page.submit(
+            "evaluate",
+            {"recipe": brief | {"name": "folder"}, "models": {"candidate": trained["unified-rl"]}},
+        ),
+    }
+    for name, made in started.items():
+        assert made.is_success, made.text
+        assert page.ended(made.json()["id"], 900)[0] == "COMPLETED", name
+
+    rounds, folder = (machine.report(machine.run_id(name)) for name in started)
+    added = {"reasoning-distill", "reasoning-sft-2", "reasoning-rl-2"}
+    assert made_by(rounds) == added | {"evaluate"}
+    on_the_way = {"reasoning-sft", "reasoning-rl", "reasoning-sft-2"}
+    assert set(rounds["scores"]) == {"base", *on_the_way, "reasoning"}
+    _check_cached_in_mlflow(machine, rounds["run"], {"base", "reasoning-sft", "reasoning-rl"})
+    assert set(folder["scores"]) == {"candidate"}
+    assert set(folder["greedy"]["candidate"]) == set(EXPERTS)
 
 
 def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:
     """Start the run and kill its flow; -> the stages that are done, by name."""
     command = machine.start("run", "cpu-smoke", *settings("first", 0))
     try:
-        until(lambda: _is_training(machine.stage("first", "unified-rl")), 900)
+        until(lambda: _trains_last(machine) or command.poll() is not None, 900)
         for process in _flow_processes(machine):
             process.send_signal(signal.SIGKILL)
         interrupted = machine.stage("first", "unified-rl")
@@ -71,6 +92,10 @@ def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:
     finished = {stage["name"]: stage for stage in stages if stage["artifact"]}
     assert {"base", "reasoning-rl", "unified-sft"} <= set(finished)
     return finished
+
+
+def _trains_last(machine: Machine) -> bool:
+    return _is_training(machine.stage("first", "unified-rl"))
 
 
 def _is_training(stage: dict[str, Any]) -> bool:
@@ -117,9 +142,8 @@ class Mlflow:
         return {tag["key"]: tag["value"] for tag in version["tags"]}
 
 
-def _check_mlflow(machine: Machine, name: str, report: dict[str, Any]) -> dict[str, str]:
-    """One parent, a nested run a stage with lineage and curves, models with aliases; -> the nested
-    runs' ids by stage."""
+def _check_mlflow(machine: Machine, name: str, report: dict[str, Any]) -> None:
+    """One parent, a nested run a stage with lineage and curves, models with aliases."""
     mlflow = Mlflow(machine)
     parent = mlflow.parent(machine.run_id(name))
     stages = {stage["name"]: stage for stage in report["stages"]}
@@ -145,15 +169,14 @@ def _check_mlflow(machine: Machine, name: str, report: dict[str, Any]) -> dict[s
             assert tags["tributary.digest"] == digest
         best = mlflow.alias(f"cpu-smoke-{expert}", "best")
         assert best["tributary.digest"] in made.values()
-    return {stage: run["id"] for stage, run in nested.items()}
 
 
-def _check_cached_in_mlflow(machine: Machine, run: str, origins: dict[str, str]) -> None:
+def _check_cached_in_mlflow(machine: Machine, run: str, stages: set[str]) -> None:
     """Each cached stage has an entry with its metrics and a link to the run that made it."""
     mlflow = Mlflow(machine)
-    parent = mlflow.parent(run)
-    for stage, origin in origins.items():
-        nested = mlflow.nested(parent, stage)
+    maker, parent = (mlflow.parent(each) for each in (machine.run_id("first"), run))
+    for stage in stages:
+        origin, nested = mlflow.nested(maker, stage)["id"], mlflow.nested(parent, stage)
         assert nested["tags"]["tributary.cached"] == "true"
         assert nested["tags"]["tributary.origin_run"] == origin
         assert origin in nested["tags"]["mlflow.note.content"]

@@ -18,8 +18,8 @@ from infra.access import basic
 from infra.home import runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE, find
 from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
+from infra.stack.prefect_server import LEFT, RESOURCE, automation
 from infra.stack.record import load_record
-from infra.stack.watch import LEFT, RESOURCE, automation
 from tests.parts.machine import until
 
 pytestmark = pytest.mark.integration

@@ -10,14 +10,12 @@ import pytest
 
 from engines.devices.host_agent import HostAgent
 from engines.sglang.http import call, order
-from engines.sglang.servers.place import Place
 from engines.sglang.servers.router import Router
-from engines.sglang.servers.server import Server
+from engines.sglang.servers.server import Place, Server
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
-from infra.access import required_key
-from infra.own_files import own_folder, write_own_file
-from infra.server_keys import EXTERNAL_KEY_VARIABLE
+from infra.access import EXTERNAL_KEY_VARIABLE, required_key
+from infra.home import own_folder, write_own_file
 from tests.integration.megatron.megatron_ranks import Ranks
 from tests.parts.tiny import tiny_model
 

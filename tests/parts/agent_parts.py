@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from engines.agents.agent_session import AgentSession
-from engines.agents.gateway import Gateway
+from engines.agents.gateway import Gateway, GatewayServer
 from engines.agents.limits import GatewayLimits, SessionLimits
-from engines.agents.server import GatewayServer
 from engines.rollout.drivers.session_host import Attempt, SessionHost
 from engines.types import (
     AssistantTurn,

@@ -142,13 +142,14 @@ def chat_folder(folder: Path, template: str, special: list[str], eos: str) -> Pa
     return folder
 
 
-def random_base(folder: Path) -> Path:
-    """The smallest random base: its tokenizer knows the lexicon and no other text."""
+def random_base(folder: Path, experts: int = 0) -> Path:
+    """A small random base: its tokenizer knows the lexicon and no other text."""
     from tasks.base.random_model import write_random_model
     from tasks.base.spec import RandomModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    shape = RandomModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn_size=32)
+    sizes = {"hidden_size": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn_size": 32}
+    shape = RandomModel(**sizes, layers=2 if experts else 1, experts=experts)
     write_random_model(folder, shape, [], seed=0)
     return folder
 

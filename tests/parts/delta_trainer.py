@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engines.weights.buckets import TrainedWeights
-from engines.weights.disk_delta.transport import DiskDelta
+from engines.weights.disk_delta.disk_delta import DiskDelta
 from engines.weights.disk_delta.weight_copy import WeightCopy
 from infra.store.store import Store
 from tests.parts.whole_weights import WholeTensor

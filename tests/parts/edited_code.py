@@ -21,12 +21,14 @@ def edited(file: Path, added: str = "\n# edited\n") -> Generator[None]:
 
 
 def change_functions(file: Path, name: str = "") -> None:
+    """Change every function of the file, or one, or every method of the class of that name."""
     text = file.read_text().splitlines()
-    functions = [
-        node
-        for node in ast.walk(ast.parse("\n".join(text)))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name in ("", node.name)
-    ]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [*ast.walk(ast.parse("\n".join(text)))]
+    if name:
+        named = (n for n in nodes if isinstance(n, (*kinds, ast.ClassDef)) and n.name == name)
+        nodes = [inner for node in named for inner in ast.walk(node)]
+    functions = [node for node in nodes if isinstance(node, kinds)]
     assert functions, f"{file} has no function {name}"
     for node in sorted(functions, key=lambda node: -node.body[-1].lineno):
         last = node.body[-1]

@@ -24,26 +24,66 @@ class Example:
     flops: int
     """worked out by hand: forward and backward of three tokens, with logits of two of them"""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    experts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """fields of a mixture of experts, also for tiny models of other sizes"""
 
 
 # A layer of `SIZES`: queries 32 x 32, keys and values 2 x 16 x 32, output 32 x 32, feed-forward
 # 3 x 32 x 48: 7680 weights; four layers 30720, three tokens 92160. Logits 2 x 32 x 96 = 6144.
 # Attention: 4 layers x 4 heads x 8 wide x 3 squared = 1152.
 _LLAMA = 6 * (92160 + 6144 + 1152)
+# With heads of 16: queries 64 x 32, keys and values 2 x 32 x 32, output 32 x 64: 10752 weights a
+# layer with the feed-forward; attention twice as wide.
+_WIDE = 6 * (3 * 4 * 10752 + 6144 + 2 * 1152)
 
 EXAMPLES = {
     "llama": Example(_LLAMA),
+    "mistral": Example(_LLAMA),
+    "olmo2": Example(_LLAMA),
     "phi3": Example(_LLAMA),
     "qwen2": Example(_LLAMA),
-    # Heads of 16: queries 64 x 32, keys and values 2 x 32 x 32, output 32 x 64: 10752 weights a
-    # layer with the feed-forward; attention twice as wide.
-    "qwen3": Example(6 * (3 * 4 * 10752 + 6144 + 2 * 1152), {"head_dim": 16}),
+    "qwen3": Example(_WIDE, {"head_dim": 16}),
+    "glm4": Example(_WIDE, {"head_dim": 16}),
+    # Qwen3's attention has 6144 weights a layer. A token passes the router, 4 x 32, and two experts
+    # of 3 x 32 x 24: 4736.
+    "qwen3_moe": Example(
+        6 * (3 * 4 * (6144 + 4736) + 6144 + 2 * 1152),
+        {"head_dim": 16},
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    # Heads of 16 and a bias, which is no matrix. The first layer's feed-forward is dense, 4608; the
+    # three others have one more expert, for all: 7040.
+    "glm4_moe": Example(
+        6 * (3 * (4 * 6144 + 4608 + 3 * 7040) + 6144 + 2 * 1152),
+        {"head_dim": 16, "num_nextn_predict_layers": 0, "use_qk_norm": True},
+        {
+            "attention_bias": True,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
+
+
+def all_fields(family: str) -> dict[str, Any]:
+    """What the family's HF config needs beside `SIZES`."""
+    return {**EXAMPLES[family].config, **EXAMPLES[family].experts}
 
 
 def hf_config(family: str, **changes: Any) -> Any:
     """transformers' config of the example; `changes` set fields."""
     from transformers import AutoConfig
 
-    fields = {"pad_token_id": None, **SIZES, **EXAMPLES[family].config, **changes}
+    fields = {"pad_token_id": None, **SIZES, **all_fields(family), **changes}
     return AutoConfig.for_model(family, **fields)

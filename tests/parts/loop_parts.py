@@ -13,7 +13,7 @@ from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
 from engines.step_inputs import TrainedStep
-from engines.weights.report import PublishReport
+from engines.weights.transport import PublishReport
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -130,8 +131,9 @@ class Machine:
         stack = json.loads((Path(self.env["TRIBUTARY_HOME"]) / "stack.json").read_text())
         return stack["ports"][service]
 
-    def report(self, run: str) -> dict[str, Any]:
-        return json.loads(self.call("report", run, "--json", timeout=60))
+    def report(self, *run: str) -> dict[str, Any]:
+        """Of this run, or of the newest."""
+        return json.loads(self.call("report", *run, "--json", timeout=60))
 
     def run_id(self, name: str) -> str:
         """Of the oldest run of this name, or of the recipe; empty until it is on record."""
@@ -167,6 +169,18 @@ class Machine:
         prefix = f"store/attempts/{stage['kind']}/{stage['digest'][:12]}/"
         listed = self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
         return sum(entry["Key"].endswith(".claim.json") for entry in listed.get("Contents", []))
+
+
+@contextmanager
+def network(*, is_changed: bool) -> Generator[None]:
+    """This machine's network, which whoever changes it has alone. A browser drops what it is
+    loading as an address comes or goes (net::ERR_NETWORK_CHANGED), and its page stays empty."""
+    held = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX if is_changed else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(held)
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel
-from engines.memory.known_models import is_trainable, known_sizes
-from engines.memory.model_size import ModelSize
-from engines.memory.needs import TrainerNeeds
-from engines.memory.recompute import NOTHING, Recompute
-from engines.memory.server import ServerNeeds, server_memory
-from engines.memory.trainer import trainer_memory
+from engines.memory.activations import NOTHING, Recompute
+from engines.memory.model_size import KNOWN, ModelSize, size_of
+from engines.memory.server_memory import ServerNeeds, server_memory
+from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 
 PAGE = Path(__file__).parents[2] / "docs/gpus.md"
 BEGIN, END = (
@@ -29,7 +28,7 @@ DEVICE, PER_HOST, MOST_DEVICES = 80 * GB, 8, 1024
 TOKENS, CONTEXT, CACHED = 8192, 16384, 131072
 _RECOMPUTE = {"": NOTHING, "full": Recompute(method="uniform", num_layers=1)}
 _HEAD = ("model", "weights, 10^9", "trainer: devices", "layout", "recompute", "GB a device",
-         "server: devices", "GB a device", "RL: devices", "")  # fmt: skip
+         "server: devices", "GB a device", "RL: devices")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,11 @@ class Smallest:
     num_bytes: int
 
 
+def known_sizes() -> dict[str, ModelSize]:
+    """By the model\'s name, smallest first within each kind."""
+    return {name: size_of(model_shape(config)) for name, config in KNOWN.items()}
+
+
 def table() -> str:
     lines = [_HEAD, ["---"] * len(_HEAD), *(_row(*each) for each in known_sizes().items())]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -46,7 +50,7 @@ def table() -> str:
 
 def _row(name: str, size: ModelSize) -> list[str]:
     trainer, (tp, num_bytes) = smallest_trainer(size), smallest_server(size)
-    axes = trainer.layout.model_dump().items()
+    axes = trainer.layout.model_dump(exclude_none=True).items()
     return [
         name,
         f"{size.num_weights / GB:.1f}",
@@ -57,7 +61,6 @@ def _row(name: str, size: ModelSize) -> list[str]:
         str(tp),
         f"{num_bytes / GB:.0f}",
         str(trainer.layout.world_size + tp),
-        "" if is_trainable(name) else "arithmetic only: mixtures of experts are not supported yet",
     ]
 
 

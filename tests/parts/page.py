@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.logins import login_link
+from infra.guard import login_link
 from tests.parts.machine import Machine
 
 
@@ -67,11 +67,15 @@ class Page:
         return str(self._api.base_url).rstrip("/").removesuffix("/api")
 
     def form(self, flow: str) -> str:
-        """Where a person fills a deployment's form in, by a link that lets a browser in."""
+        """Where a person fills a deployment's form in."""
         found = self._ask("GET", f"/deployments/name/{flow}/{flow}").raise_for_status().json()
+        return self.link(f"deployments/deployment/{found['id']}/run")
+
+    def link(self, place: str) -> str:
+        """Lets a browser in, and leads to the place."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRIBUTARY_HOME", self._home)
-            return login_link(f"{self.url}/deployments/deployment/{found['id']}/run")
+            return login_link(f"{self.url}/{place}")
 
     def newest(self) -> dict[str, Any]:
         newest = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
@@ -103,17 +107,6 @@ class Page:
             if reply.status_code != 503 or time.monotonic() > deadline:
                 return reply
             time.sleep(0.2)
-
-
-def run_by_page(
-    machine: Machine, page: Page, flow: str, parameters: dict[str, Any]
-) -> dict[str, Any]:
-    """The report of a deployment's run that has to succeed."""
-    made = page.submit(flow, parameters)
-    assert made.is_success, made.text
-    state = page.ended(made.json()["id"], 900)
-    assert state[0] == "COMPLETED", state
-    return machine.report("")  # the latest run
 
 
 def made_by(report: dict[str, Any]) -> set[str]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.parts.machine import network
+
 SHOWN_SECONDS = 60
 """what a page may take to show itself on a busy machine"""
 DRAWN_LATER = "ResizeObserver loop completed"
@@ -23,6 +25,8 @@ class Tab:
     def __init__(self, page: Any) -> None:
         self.page = page
         self.errors: list[str] = []
+        self.refused: list[str] = []
+        """requests that were answered with an error, or not at all"""
         self._was_busy = False
         self.clicks = self.filled = 0
         page.set_default_timeout(SHOWN_SECONDS * 1000)
@@ -30,6 +34,7 @@ class Tab:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", self._asked)
         page.on("response", self._answered)
+        page.on("requestfailed", lambda request: self._refusal(request, request.failure))
 
     def open(self, url: str) -> None:
         self.page.goto(url)
@@ -72,7 +77,14 @@ class Tab:
                 self.page.get_by_role("button", name="Submit").click()
 
     def wait_for_text(self, text: str) -> None:
-        self.page.get_by_text(text).first.wait_for()
+        from playwright.sync_api import TimeoutError as Late
+
+        try:
+            self.page.get_by_text(text).first.wait_for()
+        except Late as late:
+            shown = self.page.inner_text("body")[:2000]
+            told = f"{self.page.url} shows {shown!r}; refused {self.refused}; {self.errors}"
+            raise AssertionError(f"no {text!r}: {told}") from late
 
     def picture(self, file: Path, *, whole: bool = False) -> None:
         self.page.screenshot(path=file, full_page=whole)
@@ -83,6 +95,11 @@ class Tab:
 
     def _answered(self, response: Any) -> None:
         self._was_busy |= response.status == 503
+        if response.status >= 400:
+            self._refusal(response.request, response.status)
+
+    def _refusal(self, request: Any, why: object) -> None:
+        self.refused.append(f"{request.method} {request.url}: {why}")
 
     def _heard(self, message: Any) -> None:
         # Prefect's page asks for an icon of a state before it knows the state, and a browser asks
@@ -107,7 +124,7 @@ def opened_tab(width: int = 1280, height: int = 900) -> Generator[Tab]:
     """In a browser of its own, which ends here."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
+    with network(is_changed=False), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         try:
             yield Tab(browser.new_page(viewport={"width": width, "height": height}))

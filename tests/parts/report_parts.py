@@ -17,8 +17,7 @@ from flows.reports.report import Report
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
 from infra.store.artifacts import ArtifactStore
-from infra.timeline import SERVERS, TRAINER, Timeline
-from infra.trace_file import write_trace
+from infra.timeline import SERVERS, TRAINER, Timeline, write_trace
 from tasks.evaluate.cells import CellResult, scores_of
 from tasks.rl.curve import Curve, ScorePoint
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engines.rollout.admission import Admission
 from engines.rollout.buffers import ChoosingBuffer, GroupBuffer, TakeRule
 from engines.rollout.drivers.driver import Conversation, Driver, LiveDomain
 from engines.rollout.filters import CanTeach, in_process
 from engines.rollout.producer import Producer
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.roller import Roller
-from engines.rollout.tickets import TicketSource
+from engines.rollout.tickets import Admission, TicketSource
 from engines.types import (
     AssistantTurn,
     Environment,

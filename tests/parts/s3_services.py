@@ -23,7 +23,7 @@ from s3fs import S3FileSystem
 from werkzeug.serving import make_server
 from werkzeug.wsgi import get_input_stream
 
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 
 RGW_ENDPOINT = "TRIBUTARY_TEST_RGW_ENDPOINT"
 _REGION = "us-east-1"

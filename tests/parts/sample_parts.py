@@ -35,7 +35,7 @@ def sample_of(
         np.array(tokens, np.int32),
         np.array(loss_mask, np.bool_),
         np.array(logprobs, np.float32),
-        WeightVersions.of_tokens(weight_versions),
+        WeightVersions.of_runs((version, 1) for version in weight_versions),
         status,
         *more,
         **named,
@@ -51,6 +51,6 @@ def generation_of(
     return Generation(
         np.array(token_ids, np.int32),
         np.array(logprobs, np.float32),
-        WeightVersions.of_tokens(weight_versions),
+        WeightVersions.of_runs((version, 1) for version in weight_versions),
         finish,
     )

@@ -13,7 +13,7 @@ _WRITTEN = (
     "/proc/self/uid_map", "/proc/self/setgroups", "/proc/1/oom_score_adj", "/proc/1/timerslack_ns",
     "/proc/1/comm", "/proc/1/clear_refs", "/proc/1/coredump_filter", "/proc/pressure/memory",
     "/proc/sys/net/ipv4/ip_forward", "/proc/sys/user/max_user_namespaces", "/proc/mtrr",
-    "/dev/shm/x", "/agent/infra/sandbox/inside/agent.py",
+    "/dev/shm/x", "/agent/infra/sandbox/inside/confined_agent.py",
 )  # fmt: skip
 _READ = (
     "/proc/kcore", "/proc/kmsg", "/proc/keys", "/proc/timer_list", "/proc/1/mem",

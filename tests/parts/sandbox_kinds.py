@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from infra.sandbox.contract import Sandbox
 from infra.sandbox.kinds import bubblewrap, container, process, remote
-from infra.sandbox.limits import Limits
 from infra.sandbox.python import Level, Mechanism, level
+from infra.sandbox.sandbox import Limits, Sandbox
 from tests.parts.sandbox_server import sandbox_server
 from tests.parts.sandboxes import Run
 

@@ -15,9 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
-from infra.sandbox.contract import SandboxLost, SandboxRefused, Snapshot
 from infra.sandbox.kinds import process
-from infra.sandbox.limits import Limits
+from infra.sandbox.sandbox import Limits, SandboxLost, SandboxRefused, Snapshot
 
 PREFIX = ["v1", "sandboxes"]
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from infra.config import is_result_neutral
-from tasks.registry import SPECS
+from tasks.stage_kinds import SPECS
 
 PAGE = Path(__file__).parents[2] / "docs/storage.md"
 BEGIN, END = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from engines.types import Transcript, Verdict
 from infra.store.artifacts import StageCheckpoints
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 from infra.store.store import Store
 from tasks.stage import Resources, StageContext, StageResources
 

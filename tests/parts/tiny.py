@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.parts.families import EXAMPLES
+
 VOCABULARY = 512
 END_TOKEN = 257
 """`<|endoftext|>`, also the end of a turn"""
@@ -72,6 +74,7 @@ def _config(family: str, overrides: dict[str, Any]) -> Any:
     }
     if family == "qwen3":  # which would fill in 128
         fields["head_dim"] = 32
+    fields |= EXAMPLES[family].experts if family in EXAMPLES else {}
     return AutoConfig.for_model(family, **(fields | overrides), dtype="float32")
 
 

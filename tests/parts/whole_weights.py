@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.weights.broadcast.transport import Broadcast
+from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.buckets import BUCKET_BYTES, TrainedWeights
 from engines.weights.disk import Disk
-from engines.weights.disk_delta.transport import DiskDelta
+from engines.weights.disk_delta.disk_delta import DiskDelta
 from engines.weights.model_folder import WholeTensor
-from engines.weights.report import PublishReport
 from engines.weights.shared_memory import SharedMemory
-from engines.weights.transport import Transport, find_targets
+from engines.weights.transport import PublishReport, Transport, find_targets
 
 TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
     "shared memory": lambda _: SharedMemory(),

@@ -27,7 +27,7 @@ from flows.recipe import Expert, Recipe
 from flows.reports.report import Report
 from infra.config import Config
 from infra.errors import InputError
-from tasks.registry import PATH_KINDS
+from tasks.stage_kinds import PATH_KINDS
 from tests.integration.agents.test_real_harnesses import OPENCODE_SETTINGS, QWEN_SETTINGS
 from tests.parts.doc_blocks import ROOT, Block, blocks, languages, named, snippets
 
@@ -149,7 +149,14 @@ def test_what_is_wrong_in_a_part_is_found(tmp_path: Path) -> None:
     assert yaml.safe_load(next(_variants("path: []\npath: [x]"))) == {"path": []}
 
 
-_STARTER = (ROOT / "flows/starter/my_domain.py").read_text()
+_STARTER = re.sub(
+    r"^from (my_|__future__).*$", "",
+    "\n".join(
+        (ROOT / f"flows/starter/my_{part}.py").read_text()
+        for part in ("environment", "reward", "domain")
+    ),
+    flags=re.M,
+)  # fmt: skip
 _CRITIC = """
 from pathlib import Path
 import torch

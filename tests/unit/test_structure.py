@@ -111,6 +111,18 @@ def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions() ->
     assert {module: sorted(needs & graph.keys()) for module, needs in graph.items()} == {}
 
 
+def test_what_runs_in_a_sandbox_imports_nothing_that_is_not_shown_there() -> None:
+    """Of our code a sandbox shows the folder `infra/sandbox`, in which nothing is installed."""
+    found = set[str]()
+    pending = [name for name in source_files() if name.startswith("infra.sandbox.inside.")]
+    while pending:
+        if (name := pending.pop()) not in found:
+            found.add(name)
+            pending += [m for i in imports_of(name, for_types=False) for m in own_modules(i)]
+    assert "infra.sandbox.trees" in found
+    assert [name for name in found if not name.startswith("infra.sandbox.")] == []
+
+
 def test_no_file_has_more_than_400_lines() -> None:
     files = [*source_files().values(), *(ROOT / "tests").rglob("*.py")]
     lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}

@@ -16,7 +16,7 @@ from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns
 from curricula.rows.layouts import read_row
 from engines.types import Message, Problem, Status, Transcript, Verdict
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -74,7 +74,8 @@ def test_the_reward_holds_its_contract(
 def test_the_readmes_commands_make_recipes_that_can_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With rows as it says, its own reward, and a model of a stand-in for the hub."""
+    """With rows as it says, its own reward, and a model of a stand-in for the hub; `make readme`
+    runs the rest."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     model = tmp_path / "model"
@@ -92,6 +93,12 @@ def test_the_readmes_commands_make_recipes_that_can_run(
     with hub_standin() as hub:
         use_hub(hub, monkeypatch, tmp_path / "hub-cache")
         hub.add_folder(asked[0][asked[0].index("--model") + 1].removeprefix("hf:"), model)
+        for line in lines:
+            if line.startswith("tributary preview"):
+                with pytest.raises(SystemExit) as ended:
+                    main(shlex.split(line, comments=True)[1:])
+                assert not ended.value.code, capsys.readouterr().err
+                assert "1 can be trained on" in capsys.readouterr().out
         for words in asked:
             words = ["./model" if word == "support/chats-sft" else word for word in words]
             with pytest.raises(SystemExit) as ended:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from engines.agents.wire.parts import (
+from engines.agents.wire.content_parts import (
     Part,
     WireModel,
     arguments_text,
@@ -20,7 +20,7 @@ from engines.agents.wire.parts import (
     text_of,
     tool_of,
 )
-from engines.agents.wire.request import MODEL, Answer, Refusal, Request
+from engines.agents.wire.wire_format import MODEL, Answer, Refusal, Request
 from engines.types import Json, Message, Tool
 from infra.json_text import json_bytes
 

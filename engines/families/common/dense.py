@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from engines.families.common.config import flag, positive, positive_int, refuse
 from engines.families.common.family import Family, ModelShape
-from engines.families.common.rope import read_rope
-from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor
+from engines.families.common.model_config import flag, positive, positive_int, read_rope, refuse
+from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor, Parameters
 from infra.errors import InputError
 
 TOP = {
@@ -27,6 +26,17 @@ QKV = {
         HfTensor("self_attn.v_proj.weight", ("keys",), "hidden"),
     )
 }
+QKV_BIAS = {
+    "self_attention.linear_qkv.bias": (
+        HfTensor("self_attn.q_proj.bias", ("queries",)),
+        HfTensor("self_attn.k_proj.bias", ("keys",)),
+        HfTensor("self_attn.v_proj.bias", ("keys",)),
+    )
+}
+HEAD_NORMS = {
+    "self_attention.q_layernorm.weight": (HfTensor("self_attn.q_norm.weight", ("head",)),),
+    "self_attention.k_layernorm.weight": (HfTensor("self_attn.k_norm.weight", ("head",)),),
+}
 ATTENTION_OUTPUT = {
     "self_attention.linear_proj.weight": (
         HfTensor("self_attn.o_proj.weight", ("hidden",), "queries"),
@@ -38,7 +48,20 @@ GATE_AND_UP = {
         HfTensor("mlp.up_proj.weight", ("ffn",), "hidden"),
     )
 }
+FUSED_GATE_AND_UP = {
+    "mlp.linear_fc1.weight": (HfTensor("mlp.gate_up_proj.weight", ("ffn", "ffn"), "hidden"),)
+}
 DOWN = {"mlp.linear_fc2.weight": (HfTensor("mlp.down_proj.weight", ("hidden",), "ffn"),)}
+
+
+def output_norms(attention: str, ffn: str) -> Parameters:
+    """Norms of what attention and feed-forward give, by their names in the HF folder."""
+    return {
+        "self_attention.linear_proj.norm.weight": (HfTensor(f"{attention}.weight", ("hidden",)),),
+        "mlp.linear_fc2.norm.weight": (HfTensor(f"{ffn}.weight", ("hidden",)),),
+    }
+
+
 _REFUSED = {
     "attention_bias": "a bias on the attention output",
     "mlp_bias": "a bias in the feed-forward layers",
@@ -53,12 +76,14 @@ def dense_shape(
     head_dim: int | None = None,
     norm_eps: float = 1e-6,
     max_positions: int = 32768,
+    rotary_share: float | None = None,
+    allowed: Collection[str] = (),
 ) -> ModelShape:
     """The shape; `head_dim` and the others stand for fields that config.json leaves out.
 
-    Raises InputError for a feature that is not supported.
+    Raises InputError for a feature that is not supported, unless the family has it: `allowed`.
     """
-    refuse(config, _REFUSED)
+    refuse(config, {key: what for key, what in _REFUSED.items() if key not in allowed})
     _refuse_quantised(config)
     layers = config.get("layer_types") or []
     if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
@@ -78,10 +103,24 @@ def dense_shape(
         ffn=positive_int(config, "intermediate_size"),
         vocab=positive_int(config, "vocab_size"),
         norm_eps=positive(config, "rms_norm_eps", norm_eps),
-        rope=read_rope(config),
+        rope=read_rope(config, rotary_share),
         max_positions=positive_int(config, "max_position_embeddings", max_positions),
         is_tied=flag(config, "tie_word_embeddings"),
     )
+
+
+def refuse_window(shape: ModelShape, window: Any, without: str) -> ModelShape:
+    """The shape, where no position is out of a sliding window's reach. Raises InputError that names
+    a model `without` one."""
+    if window is not None:
+        size = positive_int({"sliding_window": window}, "sliding_window")
+        if size < shape.max_positions:
+            raise InputError(
+                f"config.json: sliding_window is {size}, below max_position_embeddings"
+                f" ({shape.max_positions}): sliding-window attention is not supported; use a model"
+                f" without it, such as {without}"
+            )
+    return shape
 
 
 def _refuse_quantised(config: Mapping[str, Any]) -> None:

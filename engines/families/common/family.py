@@ -6,13 +6,36 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engines.families.common.flops import dense_flops
-from engines.families.common.rope import Rope
-from engines.families.common.tensors import Axes, HfTensor, TensorTable
+from engines.families.common.experts import Mixture
+from engines.families.common.model_config import Rope
+from engines.families.common.tensors import (
+    LAYERS,
+    Axes,
+    HfTensor,
+    TensorTable,
+    is_computed,
+    matrix_weights,
+)
 
 if TYPE_CHECKING:
-    from megatron.core.transformer.spec_utils import ModuleSpec
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def dense_flops(
+    shape: ModelShape, lengths: NDArray[np.int64], num_logit_rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Forward and backward of each sequence of these lengths, logits on so many of its tokens.
+
+    A weight costs 6 FLOPs a token (2 forward, 4 backward); causal attention 6 x heads x head size
+    x length squared a layer, which already counts only the lower triangle. No recomputation.
+    """
+    # Floats: the squares of long sequences times a large model's sizes pass 2**63.
+    tokens, rows = lengths.astype("float64"), num_logit_rows.astype("float64")
+    outputs = 1 if shape.has_value_head else shape.vocab
+    weights = shape.num_matmul_params * tokens + shape.hidden * outputs * rows
+    attention = shape.num_layers * shape.heads * shape.head_dim * tokens**2
+    return 6.0 * (weights + attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +50,14 @@ class Family:
     read_shape: Callable[[Mapping[str, Any]], ModelShape]
     """from config.json; raises InputError for a feature that the family has and we do not"""
     tensors: TensorTable
+    """its Megatron parameters also say which norms a layer has (`engines/megatron/layers.py`)"""
     sglang: str
     """`module:attribute` of SGLang's class"""
     sglang_dense: str | None = None
-    """`module:attribute` of its trunk, if `engines/sglang/cpu/dense.py` computes what it does"""
+    """`module:attribute` of its trunk, if `engines/sglang/cpu/row_invariant.py` computes what it
+    does"""
     megatron: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """fields of Megatron's TransformerConfig that differ from those of a plain dense decoder"""
-    layer_spec: Callable[[TransformerConfig], ModuleSpec] | None = None
-    """Megatron's layer; None: `engines/megatron/layers.py`. Imports torch when it is called"""
     flops: Callable[..., Any] = dense_flops
     """of sequences: `dense_flops` has the signature"""
 
@@ -57,6 +80,10 @@ class ModelShape:
     is_tied: bool
     has_value_head: bool = False
     """one number a token in place of logits: a critic"""
+    mixture: Mixture | None = None
+    """the experts of some or all layers; None: all layers are dense"""
+    num_extra_layers: int = 0
+    """layers for multi-token prediction, stored behind the others: kept as they are"""
 
     @property
     def axes(self) -> Axes:
@@ -67,13 +94,39 @@ class ModelShape:
             "keys": self.kv_groups * self.head_dim,
             "head": self.head_dim,
             "ffn": self.ffn,
+            **(self.mixture.axes if self.mixture else {}),
         }
 
     @property
+    def num_routed_layers(self) -> int:
+        """Layers that have experts."""
+        return sum(map(self.is_routed, range(self.num_layers)))
+
+    def is_routed(self, layer: int) -> bool:
+        """Whether this layer has experts."""
+        return self.mixture is not None and self.mixture.is_routed(layer)
+
+    @property
     def num_matmul_params(self) -> int:
-        """Weights of a layer stack's matrices, embedding and output layer left out."""
-        return self.num_layers * self.family.tensors.matrix_weights(self.axes)
+        """Weights of the layers' matrices that one token passes, embedding and output layer left
+        out: of the routed experts only those that it is sent to."""
+        table, axes, routed = self.family.tensors, self.axes, self.num_routed_layers
+        dense = self.num_layers - routed
+        total = dense * matrix_weights(table.layer, axes) if dense else 0
+        if self.mixture is not None:
+            each = matrix_weights(table.expert_layer, axes)
+            total += routed * (each + self.mixture.per_token * matrix_weights(table.expert, axes))
+        return total
+
+    def is_kept(self, name: str) -> bool:
+        """Whether a stored tensor is not trained, and kept as it is: a table of rotary angles, or a
+        part of a layer for multi-token prediction."""
+        last = self.num_layers + self.num_extra_layers
+        extra = tuple(f"{LAYERS}.{number}." for number in range(self.num_layers, last))
+        return is_computed(name) or name.startswith(extra)
 
     def expected_tensors(self) -> Iterator[HfTensor]:
         """Every tensor of the HF folder."""
-        return self.family.tensors.expected(self.num_layers, is_tied=self.is_tied)
+        return self.family.tensors.expected(
+            self.num_layers, is_tied=self.is_tied, mixture=self.mixture
+        )

@@ -1,7 +1,7 @@
 """Finds a family by a config's `model_type`: the module of that name in `engines/families`.
 
 A family is imported when it is asked for. So a stage's code identity holds the family of its model
-and no other (`tasks/durable/identity.py`).
+and no other (`tasks/durable/stage_identity.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from infra.errors import InputError
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _PACKAGE = __name__.rpartition(".common.")[0]
+_MOST_PARTS = 100_000
+"""layers, each counted once for every expert; the largest models that are known have 25,000"""
 
 
 @functools.cache
@@ -52,5 +54,13 @@ def all_families() -> dict[str, Family]:
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Read a config; raises InputError for a family or feature that is not supported."""
-    return family_of(config).read_shape(config)
+    """Read a config; raises InputError for a family or feature that is not supported, and for more
+    layers than would fit into memory by their names."""
+    shape = family_of(config).read_shape(config)
+    experts = shape.mixture.num_experts if shape.mixture else 1
+    if (parts := (shape.num_layers + shape.num_extra_layers) * experts) > _MOST_PARTS:
+        raise InputError(
+            f"config.json: describes {parts} layers, or experts in all layers; at most"
+            f" {_MOST_PARTS} are read: copy the file again from a source that you trust"
+        )
+    return shape

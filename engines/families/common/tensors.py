@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engines.families.common.experts import Mixture
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-_LAYERS = "model.layers"
+LAYERS = "model.layers"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 _COMPUTED = re.compile(r"(.+\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
 Size = tuple[int, ...]
@@ -43,42 +48,74 @@ class HfTensor:
         return (rows,) if self.columns is None else (rows, axes[self.columns])
 
 
+Parameters = Mapping[str, tuple[HfTensor, ...]]
+"""HF tensors by the Megatron parameter that they make up, in Megatron's order of rows"""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorTable:
     """A family's HF tensors by Megatron parameter, in Megatron's order of rows."""
 
     top: Mapping[str, HfTensor]
     """outside of the layers"""
-    layer: Mapping[str, tuple[HfTensor, ...]]
-    """of one layer; both sides without the layer's prefix"""
+    layer: Parameters
+    """of one dense layer; both sides without the layer's prefix"""
+    expert_layer: Parameters = field(default_factory=dict[str, tuple[HfTensor, ...]])
+    """of one layer with experts, without the routed experts"""
+    expert: Parameters = field(default_factory=dict[str, tuple[HfTensor, ...]])
+    """of one routed expert; Megatron's side without the expert's prefix, `{}` in HF's for its
+    number"""
 
-    def of_parameter(self, name: str, first_layer: int = 0) -> tuple[HfTensor, ...]:
-        """What a Megatron parameter of the stage that starts at layer `first_layer` is made of.
+    def of_parameter(
+        self, name: str, first_layer: int = 0, first_expert: int = 0
+    ) -> tuple[HfTensor, ...]:
+        """What a Megatron parameter of the rank whose first layer and expert these are is made of.
 
         Example: "decoder.layers.0.mlp.linear_fc2.weight", 4 -> model.layers.4.mlp.down_proj.weight
         """
         if name in self.top:
             return (self.top[name],)
         match = _LAYER.fullmatch(name)
-        if match is None or match[2] not in self.layer:
-            raise KeyError(f"no HF name for Megatron parameter {name}")
-        return self._of_layer(int(match[1]) + first_layer, match[2])
+        if match is not None:
+            layer, parameter = int(match[1]) + first_layer, match[2]
+            of_expert = _EXPERT.fullmatch(parameter)
+            if of_expert is not None and of_expert[2] in self.expert:
+                return self.of_expert(layer, int(of_expert[1]) + first_expert, of_expert[2])
+            for known in (self.layer, self.expert_layer):
+                if parameter in known:
+                    return _of_layer(layer, known[parameter])
+        raise KeyError(f"no HF name for Megatron parameter {name}")
 
-    def expected(self, num_layers: int, *, is_tied: bool) -> Iterator[HfTensor]:
+    def of_expert(self, layer: int, number: int, parameter: str) -> tuple[HfTensor, ...]:
+        """Example: 4, 17, "linear_fc2.weight" -> model.layers.4.mlp.experts.17.down_proj.weight"""
+        own = (replace(t, name=t.name.format(number)) for t in self.expert[parameter])
+        return _of_layer(layer, tuple(own))
+
+    def expected(
+        self, num_layers: int, *, is_tied: bool, mixture: Mixture | None = None
+    ) -> Iterator[HfTensor]:
         """Every tensor that a model of so many layers is made of."""
         yield from (t for t in self.top.values() if t.name != OUTPUT or not is_tied)
         for layer in range(num_layers):
-            for parameter in self.layer:
-                yield from self._of_layer(layer, parameter)
+            if mixture is None or not mixture.is_routed(layer):
+                for tensors in self.layer.values():
+                    yield from _of_layer(layer, tensors)
+                continue
+            for tensors in self.expert_layer.values():
+                yield from _of_layer(layer, tensors)
+            for number in range(mixture.num_experts):
+                for parameter in self.expert:
+                    yield from self.of_expert(layer, number, parameter)
 
-    def matrix_weights(self, axes: Axes) -> int:
-        """Weights of one layer's matrices: each costs one multiplication a token."""
-        tensors = [tensor for stored in self.layer.values() for tensor in stored]
-        return sum(prod(t.size(axes)) for t in tensors if t.columns is not None)
 
-    def _of_layer(self, layer: int, parameter: str) -> tuple[HfTensor, ...]:
-        at = f"{_LAYERS}.{layer}"
-        return tuple(replace(t, name=f"{at}.{t.name}") for t in self.layer[parameter])
+def matrix_weights(parameters: Parameters, axes: Axes) -> int:
+    """Of all matrices among them: each weight costs one multiplication a token."""
+    tensors = [tensor for stored in parameters.values() for tensor in stored]
+    return sum(prod(t.size(axes)) for t in tensors if t.columns is not None)
+
+
+def _of_layer(layer: int, tensors: tuple[HfTensor, ...]) -> tuple[HfTensor, ...]:
+    return tuple(replace(t, name=f"{LAYERS}.{layer}.{t.name}") for t in tensors)
 
 
 def is_computed(name: str) -> bool:

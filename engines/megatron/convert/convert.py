@@ -15,8 +15,8 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch import Tensor
 
-from engines.families.common.config import read_config
 from engines.families.common.family import ModelShape
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device
 from engines.megatron.convert.dist_folder import DistWeights, parameters
@@ -24,8 +24,7 @@ from engines.megatron.convert.write_hf import copy_descriptions
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import load_weights
 from engines.megatron.model import PackedModel, build_model, transformer_config
-from engines.megatron.one_rank import one_rank
-from engines.megatron.parallel import current_layout
+from engines.megatron.parallel import current_layout, one_rank
 from engines.megatron.spec import Parallel
 from engines.megatron.train.checkpoint import seed_all
 from engines.megatron.train.pack import FlatSequences, build_pack
@@ -80,7 +79,7 @@ def _megatron_logits(dist: Path, shape: ModelShape, tokens: list[list[int]]) -> 
     weights = DistWeights(dist)
     with one_rank(), torch.no_grad():
         model = _build(shape, "fp32")
-        held = dict(model.named_parameters())
+        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, layer in parameters(shape):
             full = name if layer is None else f"decoder.layers.{layer}.{name}"
             stored = weights.read(name, layer, shape.num_layers)

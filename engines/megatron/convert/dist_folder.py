@@ -7,6 +7,7 @@ layers. Optimizer and random states are left alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ _FUSED = {
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
 }
 """what Transformer Engine's layers call ours"""
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+"""a routed expert's parameter; all experts of a layer are stored as one tensor"""
 _SHOWN = 3
 
 
@@ -60,19 +63,22 @@ class DistWeights:
         self.sizes: dict[str, tuple[int, ...]] = {n: tuple(e.size) for n, e in tensors.items()}
         self._types = {name: entry.properties.dtype for name, entry in tensors.items()}
         self._stack: tuple[str, Tensor] | None = None
-        """of all layers' parameters of a kind, the one that was read last"""
+        """of all layers' or experts' parameters of a kind, the one that was read last"""
 
     def read(self, name: str, layer: int | None, num_layers: int) -> Tensor:
         """A parameter; `name` is that of one layer, without its prefix, where `layer` is given. Ask
         for all layers of one name, as `parameters` does: what is stored in one is then read once.
         """
-        key, is_stacked = self._key(name, layer, num_layers)
-        if not is_stacked:
+        of_expert = _EXPERT.fullmatch(name)
+        kind = f"mlp.experts.experts.{of_expert[2]}" if of_expert else name
+        key, is_stacked = self._key(kind, layer, num_layers)
+        if not is_stacked and of_expert is None:
             return self._load(key)
         if self._stack is None or self._stack[0] != key:
             self._stack = None  # before another one is in memory
             self._stack = key, self._load(key)
-        return self._stack[1][layer]
+        whole = self._stack[1][layer] if is_stacked else self._stack[1]
+        return whole[int(of_expert[1])] if of_expert else whole
 
     def _load(self, key: str) -> Tensor:
         import torch
@@ -102,10 +108,17 @@ class DistWeights:
 
 
 def parameters(shape: ModelShape) -> Iterator[tuple[str, int | None]]:
-    """Name and layer of every parameter of an unsplit model; all layers of one name in a row."""
+    """Name and layer of every parameter of an unsplit model; all layers of one name, and all
+    experts of one layer, in a row."""
     for name, tensor in shape.family.tensors.top.items():
         if tensor.name != OUTPUT or not shape.is_tied:
             yield name, None
-    for name in shape.family.tensors.layer:
+    table, mixture = shape.family.tensors, shape.mixture
+    for name in dict.fromkeys((*table.layer, *table.expert_layer)):
         for layer in range(shape.num_layers):
-            yield name, layer
+            if name in (table.expert_layer if shape.is_routed(layer) else table.layer):
+                yield name, layer
+    for layer in filter(shape.is_routed, range(shape.num_layers)):
+        for name in table.expert:
+            for number in range(mixture.num_experts if mixture else 0):
+                yield f"mlp.experts.local_experts.{number}.{name}", layer

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.families.common.config import read_config
 from engines.families.common.family import ModelShape
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.families.common.tensors import INDEX, HfTensor
 from engines.megatron.convert.dist_folder import DistWeights, parameters

@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.families.common.tensors import INDEX, SINGLE, is_computed
+from engines.families.common.family import ModelShape
+from engines.families.common.tensors import INDEX, SINGLE
 from infra.errors import InputError
 
 _NOT_COPIED = (".safetensors", ".parquet", ".jsonl")
@@ -53,26 +54,36 @@ class HfWeights:
         return dict.fromkeys(self._opened(SINGLE).keys(), SINGLE)
 
 
-def write_critic_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
-    """Write a critic's `tensors` as a token classifier of one label, `value`, in `source`'s family.
+def write_head_folder(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    source: HfWeights,
+    kind: str,
+    label: str,
+    *,
+    whole: bool = False,
+) -> None:
+    """Write `tensors` of a model with a value head as a classifier of one label, of `source`'s
+    family; `kind` is TokenClassification or SequenceClassification, as transformers names them.
 
     The trunk is stored in the source's files and types, the value head beside its last tensors in
-    float32; `config.json` says what it is, so that transformers' AutoModelForTokenClassification
-    reads it.
+    float32; `config.json` says what it is, so that transformers reads it. `whole`: with the
+    source's tokenizer and chat template.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if whole:
+        _copy_beside(source.folder, folder)
     last = sorted(set(source.file_of.values()))[-1]
     file_of = {name: source.file_of.get(name, last) for name in sorted(tensors)}
     for file in sorted(set(file_of.values())):
         named = {n: _stored(n, tensors[n], source) for n, f in file_of.items() if f == file}
         save_file(named, folder / file, metadata={"format": "pt"})
+    (folder / INDEX).unlink(missing_ok=True)
     if set(file_of.values()) != {SINGLE}:
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
     config = json.loads((source.folder / "config.json").read_text())
-    names = [
-        str(name).replace("CausalLM", "TokenClassification") for name in config["architectures"]
-    ]
-    config |= {"architectures": names, "id2label": {"0": "value"}, "label2id": {"value": 0}}
+    names = [str(name).replace("CausalLM", kind) for name in config["architectures"]]
+    config |= {"architectures": names, "id2label": {"0": label}, "label2id": {label: 0}}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -81,24 +92,31 @@ def _stored(name: str, tensor: Tensor, source: HfWeights) -> Tensor:
     return stored.contiguous()
 
 
-def write_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
+def write_folder(
+    folder: Path, tensors: Mapping[str, Tensor], source: HfWeights, shape: ModelShape
+) -> None:
     """Write `tensors` (by HF name, on the CPU) as `source` stores its own, beside the model's other
     files.
 
-    Same file names, same tensor types: what was not trained comes back bit for bit, tables of
-    rotary angles that some models store among it. Raises InputError if a tensor of the source is
-    missing.
+    Same file names, same tensor types: what was not trained comes back bit for bit, such as tables
+    of rotary angles that some models store, or layers for multi-token prediction. Raises
+    InputError if a tensor of the source is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     by_file: dict[str, dict[str, Tensor]] = {}
     for name, file in source.file_of.items():
         kept = source.read(name)
-        if name not in tensors and not is_computed(name):
+        if name not in tensors and not shape.is_kept(name):
             raise InputError(f"{source.folder} holds {name}, which the trained model does not have")
         stored = tensors.get(name, kept).to(kept.dtype)
         by_file.setdefault(file, {})[name] = stored.contiguous()
     for file, named in by_file.items():
         save_file(named, folder / file, metadata={"format": "pt"})
-    for path in sorted(source.folder.iterdir()):
+    _copy_beside(source.folder, folder)
+
+
+def _copy_beside(source: Path, folder: Path) -> None:
+    """What a model's folder holds beside its weights."""
+    for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix not in _NOT_COPIED:
             shutil.copyfile(path, folder / path.name)

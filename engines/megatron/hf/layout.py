@@ -1,14 +1,16 @@
 """Layouts of weights: Megatron's on one side, HF's on the other.
 
 Megatron fuses q, k and v into one matrix, by KV group `[q..., k, v]`, and the feed-forward's gate
-and up projection into another; under tensor parallelism each rank holds a slice of both. This file
-knows those layouts and nothing else: it reads and writes tensors through the caller.
+and up projection into another; under tensor parallelism each rank holds a slice of both. Under
+expert parallelism each rank holds some experts, and every rank as many. This file knows those
+layouts and nothing else: it reads and writes tensors through the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor
 from engines.megatron.parallel import Layout
+from engines.megatron.spec import Parallel
 
 VALUE_HEAD = {
     "output_layer.weight": HfTensor("score.weight", ("value",), "hidden"),
@@ -34,6 +37,8 @@ class MappedWeight:
     tensors: tuple[HfTensor, ...]
     split_dim: int | None
     """the dimension that tensor-parallel ranks share; None if each holds the whole"""
+    of_ranks: tuple[tuple[HfTensor, ...], ...] = ()
+    """of a routed expert: what this parameter is made of on each expert-parallel rank in turn"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,64 +56,100 @@ class MappedWeight:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeight:
-    """The same as `engines.weights` pushes it: whole tensors, put together from shards."""
+    """The same as `engines.weights` pushes it: whole tensors, put together from shards.
+
+    Of a routed expert these are all experts of the same local number: its shards are those of every
+    expert-parallel rank.
+    """
 
     weight: MappedWeight
     shape: ModelShape
-    tp: int
+    parallel: Parallel
 
     @property
     def local(self) -> Tensor:
         return self.weight.param.detach()
 
     @property
-    def is_split(self) -> bool:
-        return self.weight.split_dim is not None
+    def tp(self) -> int:
+        """Ranks that share each tensor."""
+        if self.weight.split_dim is None:
+            return 1
+        return self.parallel.expert_tp if self.weight.of_ranks else self.parallel.tp
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks next to each other that hold all of it together."""
+        return self.tp * max(len(self.weight.of_ranks), 1)
 
     @property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """HF names and whole sizes."""
         axes = {**self.shape.axes, "value": 1}
-        return [(tensor.name, tensor.size(axes)) for tensor in self.weight.tensors]
+        ranks = self.weight.of_ranks or (self.weight.tensors,)
+        return [(tensor.name, tensor.size(axes)) for tensors in ranks for tensor in tensors]
+
+    def gives(self, index: int, to: int) -> bool:
+        """Whether rank `index` of a stage has a shard that rank `to` needs for the whole."""
+        return index != to and index // self.num_shards == to // self.num_shards
 
     @torch.no_grad()
     def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:
-        """Copy the shard of tensor-parallel rank `index` to where it belongs."""
-        parts = _parted(self.weight, whole, self.shape)
+        """Copy the shard of rank `index` to where it belongs."""
+        owner, part = divmod(index % self.num_shards, self.tp)
+        count = len(self.weight.tensors)
+        parts = _parted(self.weight, whole[owner * count :][:count], self.shape)
         if self.weight.is_qkv:
-            self._place_groups(shard, index, parts)
+            self._place_groups(shard, part, parts)
             return
         for piece, target in zip(shard.chunk(len(parts)), parts, strict=True):
             if self.weight.split_dim is None:
                 target.copy_(piece)
             else:
-                target.chunk(self.tp, self.weight.split_dim)[index].copy_(piece)
+                target.chunk(self.tp, self.weight.split_dim)[part].copy_(piece)
 
     def _place_groups(self, shard: Tensor, index: int, parts: Sequence[Tensor]) -> None:
         """A rank has whole KV groups, of [heads of the group + k + v, ...] each."""
         groups, width = self.shape.kv_groups, self.shape.head_dim
-        own = groups // self.tp if self.is_split else groups
+        own = groups // self.tp
         by_group = shard.reshape(own, -1, *shard.shape[1:])
         pieces = by_group.split([self.shape.heads // groups * width, width, width], 1)
         for piece, target in zip(pieces, parts, strict=True):
             held = target.view(groups, -1, *target.shape[1:])
-            held.narrow(0, own * index if self.is_split else 0, own).copy_(piece)
+            held.narrow(0, own * index, own).copy_(piece)
 
 
 def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
-    """Every parameter of this rank's pipeline stage, in the model's own order."""
-    first_layer = _first_layer(model)
-    for name, param in model.named_parameters():
+    """Every parameter of this rank, in the model's own order; then what routers keep beside."""
+    first_layer, table = _first_layer(model), shape.family.tensors
+    kept = (pair for pair in model.named_buffers() if pair[0].endswith(".expert_bias"))
+    for name, param in chain(model.named_parameters(), kept):
+        if ".local_experts." in name:
+            yield _expert_weight(name, param, first_layer, shape, layout)
+            continue
         is_split = getattr(param, "tensor_model_parallel", False) and layout.parallel.tp > 1
         split_dim: int | None = param.partition_dim if is_split else None  # type: ignore[attr-defined]
         if shape.has_value_head and name in VALUE_HEAD:
             yield MappedWeight(param, (VALUE_HEAD[name],), None)
             continue
-        tensors = shape.family.tensors.of_parameter(name, first_layer)
+        tensors = table.of_parameter(name, first_layer)
         if tensors[0].name == OUTPUT and shape.is_tied:
             # The last pipeline stage's own copy of the embedding.
             tensors = (replace(tensors[0], name=EMBEDDING),)
         yield MappedWeight(param, tensors, split_dim)
+
+
+def _expert_weight(
+    name: str, param: Tensor, first_layer: int, shape: ModelShape, layout: Layout
+) -> MappedWeight:
+    """Of a routed expert: gate and up are split by rows, down by columns."""
+    parallel, table = layout.parallel, shape.family.tensors
+    own = (shape.mixture.num_experts if shape.mixture else 0) // parallel.ep
+    of_ranks = tuple(
+        table.of_parameter(name, first_layer, rank * own) for rank in range(parallel.ep)
+    )
+    split_dim = (0 if ".linear_fc1." in name else 1) if parallel.expert_tp > 1 else None
+    return MappedWeight(param, of_ranks[layout.ep_rank], split_dim, of_ranks)
 
 
 def _first_layer(model: nn.Module) -> int:
@@ -142,10 +183,10 @@ def _fuse(weight: MappedWeight, stored: list[Tensor], shape: ModelShape, layout:
         # [G, heads of the group + k + v, ...]: a slice of whole groups stays in that order.
         by_group = [part.reshape(shape.kv_groups, -1, *part.shape[1:]) for part in parts]
         fused = torch.cat(by_group, 1)
-        return _slice(fused, 0, layout).reshape(-1, *parts[0].shape[1:])
+        return _slice(weight, fused, 0, layout).reshape(-1, *parts[0].shape[1:])
     if weight.split_dim is None:
         return torch.cat(parts)
-    return torch.cat([_slice(part, weight.split_dim, layout) for part in parts])
+    return torch.cat([_slice(weight, part, weight.split_dim, layout) for part in parts])
 
 
 def _parted(weight: MappedWeight, stored: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
@@ -157,15 +198,18 @@ def _parted(weight: MappedWeight, stored: Sequence[Tensor], shape: ModelShape) -
     return parts
 
 
-def _slice(tensor: Tensor, dim: int, layout: Layout) -> Tensor:
-    return tensor.chunk(layout.parallel.tp, dim)[layout.tp_rank]
+def _slice(weight: MappedWeight, tensor: Tensor, dim: int, layout: Layout) -> Tensor:
+    parallel = layout.parallel
+    if weight.of_ranks:
+        return tensor.chunk(parallel.expert_tp, dim)[layout.expert_tp_rank]
+    return tensor.chunk(parallel.tp, dim)[layout.tp_rank]
 
 
 @torch.no_grad()
 def gathered_tensors(
     model: nn.Module, shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
-    """(HF name, whole tensor) of every weight, on every rank: a collective over TP and PP.
+    """(HF name, whole tensor) of every weight, on every rank: a collective over TP, EP and PP.
 
     Tensors stay on the device: use or copy each before taking the next. A tied output layer is not
     repeated.
@@ -173,16 +217,17 @@ def gathered_tensors(
     if layout.parallel.pp == 1:
         yield from _stage_tensors(model, shape, layout)
         return
-    own = list(_stage_tensors(model, shape, layout))
-    manifest = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in own]
+    served = served_weights(model, shape, layout)
+    manifest = [(*tensor, weight.local.dtype) for weight in served for tensor in weight.tensors]
     manifests: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [[]] * layout.parallel.pp
     dist.all_gather_object(manifests, manifest, group=layout.pp_group)
-    place = own[0][1].device
+    place = served[0].local.device
     for stage, entries in enumerate(manifests):
         source = dist.get_global_rank(layout.pp_group, stage)
-        for index, (name, size, dtype) in enumerate(entries):
-            is_mine = stage == layout.pp_rank
-            tensor = own[index][1] if is_mine else torch.empty(size, dtype=dtype, device=place)
+        own = _stage_tensors(model, shape, layout) if stage == layout.pp_rank else None
+        for name, size, dtype in entries:
+            # One at a time: a stage with its experts need not fit into the memory of a rank.
+            tensor = next(own)[1] if own else torch.empty(size, dtype=dtype, device=place)
             tensor = tensor.contiguous()
             dist.broadcast(tensor, src=source, group=layout.pp_group)
             yield name, tensor
@@ -191,8 +236,9 @@ def gathered_tensors(
 def _stage_tensors(
     model: nn.Module, shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
-    for weight in _own_weights(model, shape, layout):
-        yield from zip(weight.names, _unfuse(weight, shape, layout), strict=True)
+    for served in served_weights(model, shape, layout):
+        names = [name for name, _ in served.tensors]
+        yield from zip(names, _unfuse(served, layout), strict=True)
 
 
 def _own_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
@@ -204,23 +250,23 @@ def _own_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterato
 
 def served_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> list[ServedWeight]:
     """What this rank's pipeline stage gives to servers."""
-    tp = layout.parallel.tp
-    return [ServedWeight(weight, shape, tp) for weight in _own_weights(model, shape, layout)]
+    own = _own_weights(model, shape, layout)
+    return [ServedWeight(weight, shape, layout.parallel) for weight in own]
 
 
-def _unfuse(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Tensor]:
-    """The inverse of `_fuse`, gathered over tensor-parallel ranks."""
-    served = ServedWeight(weight, shape, layout.parallel.tp)
-    whole = [weight.param.new_empty(size) for _, size in served.tensors]
-    for index, shard in enumerate(_gather(weight, layout)):
+def _unfuse(served: ServedWeight, layout: Layout) -> list[Tensor]:
+    """The inverse of `_fuse`, gathered over the ranks that hold the shards."""
+    whole = [served.local.new_empty(size) for _, size in served.tensors]
+    for index, shard in enumerate(_gather(served, layout)):
         served.place(shard, index, whole)
     return whole
 
 
-def _gather(weight: MappedWeight, layout: Layout) -> list[Tensor]:
-    local = weight.param.detach()
-    if weight.split_dim is None:
+def _gather(served: ServedWeight, layout: Layout) -> list[Tensor]:
+    local = served.local
+    if served.num_shards == 1:
         return [local]
-    slices = [torch.empty_like(local) for _ in range(layout.parallel.tp)]
-    dist.all_gather(slices, local.contiguous(), group=layout.tp_group)
+    slices = [torch.empty_like(local) for _ in range(served.num_shards)]
+    group = layout.expert_group if served.weight.of_ranks else layout.tp_group
+    dist.all_gather(slices, local.contiguous(), group=group)
     return slices

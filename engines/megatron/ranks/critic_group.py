@@ -12,8 +12,7 @@ from math import lcm
 from typing import Any
 
 from engines.megatron.ranks.rank import TrainerJob
-from engines.megatron.ranks.rank_group import RankGroup
-from engines.megatron.ranks.rank_lease import RankLease
+from engines.megatron.ranks.rank_group import RankGroup, RankLease
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.megatron.spec import Parallel
 from engines.step_inputs import StepInputs, Values

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from engines.devices.address import ProcessAddress, address_of_this_actor
-from engines.devices.kinds import TRAINER_PARTS, SentFolder, TrainerPart, on_this_host
-from engines.megatron.ranks.roles import ROLES, Role
-from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
+from engines.devices.actor_answers import ProcessAddress, address_of_this_actor
+from engines.devices.device_kinds import TRAINER_PARTS, SentFolder, TrainerPart, on_this_host
+from engines.megatron.spec import ROLES, CriticSettings, Optimizer, Parallel, Role, TrainerSettings
 from engines.rendezvous import listen, use_interface_of
 from engines.types import Sample
 from engines.weights.spec import WeightTransport
@@ -66,16 +65,14 @@ class TrainerJob:
     """how the model learns values, if that is its role; None: it is a policy"""
     weights: WeightTransport = field(default_factory=WeightTransport)
     """how a policy's weights reach servers"""
-    learns_from_rewards: bool = True
-    """whether a policy is in reinforcement learning; False: in supervised training"""
+    policy: Role = "policy"
+    """what a policy learns from"""
     copy: SentFolder | None = None
     """of `model`, for ranks on other hosts than the job's; the group fills it in"""
 
     @property
     def role(self) -> Role:
-        if self.critic is not None:
-            return "critic"
-        return "policy" if self.learns_from_rewards else "sft"
+        return self.policy if self.critic is None else "critic"
 
 
 class Rank(Protocol):
@@ -134,7 +131,7 @@ class TrainerRank:
         # the rank from using a worker process that Ray has started ahead.
         os.environ.update(environment)
         claim_private_folder()
-        for warm in ("parallel", "train.trainer", "train.critic"):
+        for warm in ("parallel", "rl.trainer", "train.critic"):
             import_module(f"engines.megatron.{warm}")
         # Imports stay for good, and the end of a lease collects garbage: looking through all of
         # them each time took 0.4 s.

@@ -2,24 +2,27 @@
 
 Asyncio, no torch. Every call goes to all ranks at once and is bounded in time. After an error the
 ranks' state is unknown: the lease refuses further calls, and its ranks are killed on release.
+
+A stage that needs several groups takes the ranks of all of them in one lease: with a lease for
+each, two stages could hold one and wait for the other's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from engines.devices.answers import answers
-from engines.devices.kinds import FOLDERS, Folders, TrainerPart
-from engines.devices.stage_lease import CALL_S
-from engines.devices.units import Held
+from engines.devices.actor_answers import answers
+from engines.devices.device_kinds import FOLDERS, Folders, TrainerPart
+from engines.devices.stage_lease import CALL_S, StageLease
+from engines.devices.units import Held, Request
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
-from engines.megatron.ranks.rank_lease import RankLease
+from engines.types import Sample
 from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
@@ -27,6 +30,7 @@ from infra.hooks import resolve
 
 if TYPE_CHECKING:
     from engines.step_inputs import StepInputs
+
 
 START_S = 300.0
 STATE_S = 600.0
@@ -101,12 +105,11 @@ class RankGroup:
         async with self._folders.to_read(folder, timeout_s) as sent:
             await self._call("load", sent, timeout_s=timeout_s)
 
-    async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
+    async def export(self, folder: Path, source: Path) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
-        timeout_s = timeout_s or self._state_s
-        sent = await self._folders.to_write(folder, timeout_s)
-        await self._call("export", sent, self._folders.copy(source), timeout_s=timeout_s)
-        await self._folders.collect(folder, timeout_s)
+        sent = await self._folders.to_write(folder, self._state_s)
+        await self._call("export", sent, self._folders.copy(source), timeout_s=self._state_s)
+        await self._folders.collect(folder, self._state_s)
 
     async def hold(self, parts: Collection[TrainerPart]) -> Held:
         """Have these parts on the ranks' devices, and no others, with the same bits as before;
@@ -180,3 +183,48 @@ class RankGroup:
         except asyncio.CancelledError:
             lease.fault = EngineError(f"{method} was cancelled while the ranks worked on it")
             raise
+
+
+_START_S = 600.0
+"""what ranks may take to be warm: they are replaced once, each within its own bound"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTerms:
+    """What a lease's ranks have to be."""
+
+    tp: int = 1
+    """so many neighbours, counted from the first, are on one host"""
+
+
+class RankLease(StageLease):
+    """A lease on ranks. After a fault they are killed on release."""
+
+    _shipped: tuple[Sequence[Sample], Any] = ((), None)
+
+    @classmethod
+    async def take_ranks(
+        cls,
+        count: int,
+        pool_ranks: int,
+        holder: str,
+        *,
+        tp: int,
+        what: str,
+        wait_s: float,
+        owner: Any,
+        is_sole: bool = False,
+    ) -> RankLease:
+        """Wait for `count` ranks, of which `tp` neighbours at a time are on one host; raises as
+        `take` does."""
+        terms = RankTerms(tp)
+        request = Request("rank", count, pool_ranks, holder, terms, wait_s, is_sole=is_sole)
+        return await cls.take(request, what=what, prepare_s=_START_S, owner=owner)
+
+    def shipped(self, samples: Sequence[Sample]) -> Any:
+        """A reference to a step's samples in Ray's store: put there once, freed by the next."""
+        if self._shipped[0] is not samples or self._shipped[1] is None:
+            import ray
+
+            self._shipped = (samples, ray.put(samples))
+        return self._shipped[1]

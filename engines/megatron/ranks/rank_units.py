@@ -13,10 +13,9 @@ from contextlib import suppress
 from engines.devices.host_agent import HostAgent
 from engines.devices.hosts import Host
 from engines.devices.lease import Lease
-from engines.devices.placement import rank_place
-from engines.devices.units import OwnerSettings, Request
+from engines.devices.units import OwnerSettings, Request, rank_place
 from engines.megatron.ranks.rank import RankUse, RunningRank, TrainerRank
-from engines.megatron.ranks.rank_lease import RankTerms
+from engines.megatron.ranks.rank_group import RankTerms
 from infra.cuda import allocator_environment, nccl_environment
 from infra.errors import EngineError
 

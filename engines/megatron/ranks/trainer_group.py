@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.megatron.ranks.rank import TrainerJob
-from engines.megatron.ranks.rank_group import RankGroup
-from engines.megatron.ranks.rank_lease import RankLease
+from engines.megatron.ranks.rank_group import RankGroup, RankLease
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
-    from engines.batching import TokenSequence
+    from engines.algorithms.preference_losses import BradleyTerry, PreferenceLoss
+    from engines.batching import Comparison, TokenSequence
     from engines.step_inputs import StepInputs, TrainedStep, Values
-    from engines.weights.report import PublishReport
+    from engines.weights.transport import PublishReport
 
 
 class TrainerGroup(RankGroup):
@@ -66,6 +66,28 @@ class TrainerGroup(RankGroup):
         tokens = sum(len(sequence.tokens) for batch in batches for sequence in batch)
         return await self._work("sft_steps", tokens, batches)
 
+    async def preference_steps(
+        self, loss: PreferenceLoss, batches: Sequence[Sequence[Comparison]]
+    ) -> list[dict[str, float]]:
+        """The same with comparisons; a policy of the role `preference`."""
+        return await self._work("preference_steps", _tokens(batches), loss, batches)
+
+    async def answer_logprobs(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        """Of each sequence, the sum over its trained tokens; a policy of the role `preference`."""
+        tokens = sum(len(sequence.tokens) for sequence in sequences)
+        return await self._work("answer_logprobs", tokens, sequences)
+
+    async def reward_steps(
+        self, loss: BradleyTerry, batches: Sequence[Sequence[Comparison]]
+    ) -> list[dict[str, float]]:
+        """The same of a reward model, which is of the role `reward`."""
+        return await self._work("reward_steps", _tokens(batches), loss, batches)
+
+    async def rewards(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        """What a reward model says of each sequence."""
+        tokens = sum(len(sequence.tokens) for sequence in sequences)
+        return await self._work("rewards", tokens, sequences)
+
     async def rl_step(self, inputs: StepInputs) -> TrainedStep:
         """Train on one batch of rollouts (`algorithm.mini_batches` optimizer steps).
 
@@ -104,3 +126,7 @@ class TrainerGroup(RankGroup):
         if report.refused:
             raise EngineError(report.refused)
         return report
+
+
+def _tokens(batches: Sequence[Sequence[Comparison]]) -> int:
+    return sum(len(answer.tokens) for batch in batches for each in batch for answer in each.answers)

@@ -103,7 +103,7 @@ class TrainingState:
             "optimizer": [part.state_dict() for part in optimizer_parts(self.optimizer)],
             "scheduler": self.scheduler.state_dict(),
             "steps_done": steps_done,
-            "layout": self.layout.parallel.model_dump(),
+            "layout": self.layout.parallel.model_dump(exclude_none=True),
             "rng": self._rng(_random_states()),
         }
         is_first = self._strategy is None
@@ -130,11 +130,10 @@ class TrainingState:
             raise InputError(f"{folder} holds no training checkpoint")
         common: Any = dist_checkpointing.load_common_state_dict(str(folder))
         model = self._model()
-        for part, saved in zip(optimizer_parts(self.optimizer), common["optimizer"], strict=True):
-            part.load_state_dict(saved)
+        self._load_groups(common["optimizer"])
         shards = OptimizerShards(self.optimizer, model)
         wanted: dict[str, Any] = {"model": model, "shards": shards.tensors}
-        is_same_layout = common["layout"] == self.layout.parallel.model_dump()
+        is_same_layout = common["layout"] == self.layout.parallel.model_dump(exclude_none=True)
         if is_same_layout:
             wanted["rng"] = self._rng(None)
         with device.cuda_means_cpu(), torch.no_grad():
@@ -149,6 +148,22 @@ class TrainingState:
         else:
             seed_all(self.seed + steps_done)
         return steps_done
+
+    def _load_groups(self, saved: list[Any]) -> None:
+        """What the optimizer says of groups of parameters. With expert parallelism experts have an
+        optimizer of their own; where the checkpoint is of ranks that share them out in another way,
+        the number of steps is what all groups have in common, and the scheduler sets the rest."""
+        parts = optimizer_parts(self.optimizer)
+        if len(parts) == len(saved):
+            for part, state in zip(parts, saved, strict=True):
+                part.load_state_dict(state)
+            return
+        step = saved[0]["optimizer"]["param_groups"][0]["step"]
+        for part in parts:
+            own = part.state_dict()
+            for group in own["optimizer"]["param_groups"]:
+                group["step"] = step
+            part.load_state_dict(own)
 
     def _model(self) -> dict[str, Any]:
         module: Any = self.model.module

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.algorithms.losses import value_loss
-from engines.megatron.hf.folder import HfWeights, write_critic_folder
+from engines.megatron.hf.folder import HfWeights, write_head_folder
+from engines.megatron.rl.rl_batch import RlBatch
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
-from engines.megatron.train.pack import Pack
-from engines.megatron.train.rl_batch import RlBatch
+from engines.megatron.train.pack import FlatSequences, Pack
 from engines.megatron.train.stopwatch import Stopwatch
 from engines.megatron.train.training import StepStats, Training
 from engines.step_inputs import StepInputs
@@ -53,7 +53,7 @@ class CriticTrainer(Training):
             seed,
             total_steps,
             has_value_head=True,
-            freeze_attention=critic.freeze_attention,
+            frozen=(".self_attention.",) if critic.freeze_attention else (),
         )
         self._critic = critic
 
@@ -94,10 +94,10 @@ class CriticTrainer(Training):
         }
 
     def export(self, folder: Path, source: Path) -> None:
-        """Write the critic as `write_critic_folder` does; rank 0 writes."""
+        """Write the critic as `write_head_folder` does; rank 0 writes."""
         tensors = self.gathered_weights()
         if tensors:
-            write_critic_folder(folder, tensors, HfWeights(source))
+            write_head_folder(folder, tensors, HfWeights(source), "TokenClassification", "value")
         self.wait_for_export()
 
 
@@ -117,6 +117,9 @@ class ValueObjective:
     @property
     def head(self) -> Mapping[str, Any]:
         return {}
+
+    def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
+        return int(flat.num_trained[indices].sum())
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         values_R, units = scores[0], len(pack.targets)

@@ -6,8 +6,9 @@ statistics are summed (or maximised) the same way. So everything here is a sum. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.algorithms.losses import supervised_loss
-from engines.megatron.train.pack import Pack
+from engines.megatron.train.pack import FlatSequences, Pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class Objective(Protocol):
         """What the model's head is asked for: keywords of its `forward`."""
         ...
 
+    def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
+        """What the loss of these sequences is divided by."""
+        ...
+
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         """`scores` is what the model's head gave for the pack's trained rows."""
         ...
@@ -62,6 +67,9 @@ class SftObjective:
     @property
     def head(self) -> Mapping[str, Any]:
         return {"temperature": 1.0}
+
+    def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
+        return int(flat.num_trained[indices].sum())
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         losses, units = supervised_loss(scores[0]), len(pack.targets)
@@ -82,3 +90,40 @@ def stacked(*values: Tensor | int) -> Tensor:
             for v in values
         ]
     )
+
+
+def training_step(objective: Objective) -> Any:
+    """Megatron's forward step for an objective."""
+    return partial(_forward, partial(_loss_of, objective), objective.head)
+
+
+def scoring_step(head: Mapping[str, Any]) -> Any:
+    """The same for what the model's head says first of each token; nothing is learned."""
+    return partial(_forward, _score_of, head)
+
+
+def _forward(
+    finish: Any, head: Mapping[str, Any], packs: Iterator[Pack], model: Any
+) -> tuple[Tensor, Any]:
+    """The model's output for the next pack, and what to do with it on the last stage."""
+    pack = next(packs)
+    output = model(
+        input_ids=pack.input_ids,
+        position_ids=None,
+        attention_mask=None,
+        packed_seq_params=pack,
+        **head,
+    )
+    return output, partial(finish, pack)
+
+
+def _loss_of(
+    objective: Objective, pack: Pack, scores: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    part = objective.part(pack, scores)
+    units = torch.tensor(part.units, dtype=torch.int, device=part.loss.device)
+    return part.loss, units, (part.sums, part.peaks)
+
+
+def _score_of(pack: Pack, scores: Tensor, non_loss_data: bool = True) -> Tensor:
+    return scores[0]

@@ -15,7 +15,8 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch.nn.utils import clip_grads_with_norm_
 
 from engines.megatron import device
-from engines.megatron.option_values import filled
+from engines.megatron.options import OFFLOAD_NEEDS_GPU
+from engines.megatron.options_table import filled
 from engines.megatron.spec import Optimizer
 from engines.megatron.train.adam import FusedAdam
 from engines.megatron.train.optimizer_shards import optimizer_parts
@@ -31,10 +32,7 @@ def build_optimizer(
     """AdamW with its state sharded over data-parallel ranks; no weight decay on vectors. `options`
     are the recipe's own fields. InputError if Megatron refuses them."""
     if options.get("optimizer_cpu_offload") and not device.has_cuda():
-        raise InputError(
-            "trainer.megatron.optimizer_cpu_offload needs a GPU: on a CPU the optimizer's state is"
-            " in host memory already; leave it out"
-        )
+        raise InputError(OFFLOAD_NEEDS_GPU)
     config = filled(
         OptimizerConfig,
         {name: value for name, value in options.items() if name != "use_precision_aware_optimizer"},
@@ -114,7 +112,7 @@ def apply_step(megatron: MegatronOptimizer, clip_grad: float) -> float:
                 f"the gradient norm is {norm}: the weights were left as they were; lower the"
                 " learning rate or look at the last batch"
             )
-        params: Any = megatron.get_parameters()
+        params = [p for part in optimizer_parts(megatron) for p in part.get_parameters()]
         if clip_grad > 0 and params:
             _clip(params, clip_grad, norm)
         megatron.step_with_ready_grads()

@@ -66,7 +66,7 @@ class SftTrainer(Training):
             weights = HfWeights(source)
             if self.shape.is_tied and "lm_head.weight" in weights.file_of:
                 tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-            write_folder(folder, tensors, weights)
+            write_folder(folder, tensors, weights, self.shape)
         self.wait_for_export()
 
 

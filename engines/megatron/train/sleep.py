@@ -191,7 +191,7 @@ def on_device(emptied: Collection[int], shown: int = 5) -> tuple[int, tuple[str,
     sizes = dict[int, tuple[int, str]]()
     for thing in gc.get_objects():
         # Of its type: a dead proxy raises when it is asked what it is.
-        if issubclass(type(thing), Tensor) and thing.device.type == place:
+        if _has_memory(type(thing)) and thing.device.type == place:
             storage = thing.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in emptied:
                 sizes[storage.data_ptr()] = (storage.nbytes(), _described(thing))
@@ -200,6 +200,12 @@ def on_device(emptied: Collection[int], shown: int = 5) -> tuple[int, tuple[str,
     seen = sum(size for size, _ in largest)
     total = torch.cuda.memory_allocated() if place == "cuda" else seen
     return total, tuple(f"{size / 1e6:.1f} MB {text}" for size, text in largest[:shown])
+
+
+def _has_memory(kind: type) -> bool:
+    """The tensors that torch.compile puts in place of others while it traces have none, and raise
+    when they are asked where it is."""
+    return issubclass(kind, Tensor) and not kind.__module__.startswith("torch._subclasses")
 
 
 def _described(tensor: Tensor) -> str:

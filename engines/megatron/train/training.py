@@ -30,27 +30,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.batching import plan_micro_batches
-from engines.devices.kinds import TRAINER_PARTS, TrainerPart
+from engines.devices.device_kinds import TRAINER_PARTS, TrainerPart
 from engines.devices.units import Held
 from engines.devices.waiting_time import transfer_bound_s
-from engines.families.common.config import read_config
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device, kernels
 from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import gathered_tensors, load_weights
+from engines.megatron.layers import Routers
 from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
-from engines.megatron.option_values import filled
 from engines.megatron.options import check_layout
+from engines.megatron.options_table import filled
 from engines.megatron.parallel import current_layout, wait_for_all
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.checkpoint import (
-    CheckpointBeingWritten,
-    TrainingState,
-    seed_all,
-)
-from engines.megatron.train.forward_step import scoring_step, training_step
-from engines.megatron.train.objectives import Objective
+from engines.megatron.train.checkpoint import CheckpointBeingWritten, TrainingState, seed_all
+from engines.megatron.train.objectives import Objective, scoring_step, training_step
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.optimizer_shards import optimizer_parts
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
@@ -86,7 +82,7 @@ class Training:
         total_steps: int,
         *,
         has_value_head: bool = False,
-        freeze_attention: bool = False,
+        frozen: Sequence[str] = (),
     ) -> None:
         """Load the HF folder `model`. `total_steps` counts optimizer steps: the learning rate's
         decay ends there. Raises InputError for a folder, layout or option that cannot work."""
@@ -105,10 +101,10 @@ class Training:
         seed_all(seed)
         self.config = transformer_config(self.shape, self.layout, spec.precision, spec.megatron)
         self.network = build_model(self.shape, self.config, self.layout)
+        self._routers = Routers.of(self.network, self.config)
         self._model = model
         self._load_model()
-        if freeze_attention:
-            _freeze_attention(self.network)
+        _freeze(self.network, frozen)
         self._ddp = self._data_parallel(self.network)
         self._optimizer_spec = optimizer
         self._optimizer = build_optimizer(
@@ -161,6 +157,7 @@ class Training:
         """Leave the gradient with the optimizer. TrainingStopped if the loss is not finite."""
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
+        self._routers.begin(objective.total_units(flat, indices), flat.lengths[indices].sum())
         packs = self._packs(flat, indices)
         parts = self._schedule(packs, training_step(objective))
         stats = self._sum_over_ranks(objective, parts)
@@ -176,17 +173,18 @@ class Training:
     def _packs(self, flat: FlatSequences, indices: np.ndarray) -> list[Pack]:
         return [build_pack(flat, part, self.layout) for part in self._plan(flat, indices)]
 
-    def _plan(self, flat: FlatSequences, indices: np.ndarray) -> list[list[int]]:
+    def _plan(self, flat: FlatSequences, indices: NDArray[np.int64]) -> list[list[int]]:
         """The sequences of each of this rank's micro-batches."""
         parallel = self.layout.parallel
+        rows = indices.reshape(-1, flat.together)
         plan = plan_micro_batches(
-            flat.lengths[indices].tolist(),
+            flat.lengths[rows].sum(1).tolist(),
             # Context parallelism shares each pack, so that a rank holds this many tokens of it.
-            self.spec.micro_batch_tokens * parallel.cp,
+            self.spec.most_tokens * parallel.cp,
             parallel.dp,
-            self._flops(flat)[indices].tolist(),
+            self._flops(flat)[rows].sum(1).tolist(),
         )
-        return [[int(indices[i]) for i in part] for part in plan[self.layout.dp_rank]]
+        return [rows[part].ravel().tolist() for part in plan[self.layout.dp_rank]]
 
     def own_part(
         self, flat: FlatSequences, mini_batches: Sequence[NDArray[np.int64]]
@@ -246,6 +244,7 @@ class Training:
             "seconds": seconds,
             "cpu_seconds": began.cpu_seconds,
             "tokens_per_s": tokens / seconds,
+            **self._routers.load(self.layout),
             **mfu(flops, seconds, DTYPES[self.spec.precision], self.layout.world),
         }
 
@@ -392,7 +391,8 @@ def _in_turn(packs: Sequence[Pack], under_way: int) -> Iterator[Pack]:
         yield pack
 
 
-def _freeze_attention(network: PackedModel) -> None:
+def _freeze(network: PackedModel, frozen: Sequence[str]) -> None:
+    """Parameters with one of these parts in their names."""
     for name, parameter in network.named_parameters():
-        if ".self_attention." in name:
+        if any(part in name for part in frozen):
             parameter.requires_grad = False

@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engines.rollout.built_in_parts import DRIVERS
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End, SessionHost
-from engines.rollout.protocols import Judge
+from engines.rollout.protocols import DRIVERS, Judge
 from engines.types import (
     AssistantTurn,
     Curriculum,

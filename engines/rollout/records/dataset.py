@@ -45,6 +45,8 @@ class ParquetRows:
         self._starts = list(accumulate(sizes, initial=0))
         self._groups: dict[int, pa.Table] = {}
         """those read last, the newest at the end"""
+        self._bytes = 0
+        """of these: counting them anew for each row would take longer than reading the rows"""
         self._last: tuple[int, dict[str, Any]] = (-1, {})
 
     def __len__(self) -> int:
@@ -86,9 +88,10 @@ class ParquetRows:
         table = self._groups.pop(number, None)
         if table is None:
             table = self._file.read_row_group(number)
+            self._bytes += table.nbytes
         self._groups[number] = table
-        while len(self._groups) > 1 and sum(t.nbytes for t in self._groups.values()) > _MOST_BYTES:
-            del self._groups[next(iter(self._groups))]
+        while len(self._groups) > 1 and self._bytes > _MOST_BYTES:
+            self._bytes -= self._groups.pop(next(iter(self._groups))).nbytes
         return table
 
 
@@ -205,11 +208,6 @@ def dataset_rows(path: Path) -> Iterator[DistilledRow]:
     return map(row_of, ParquetRows(_file_of(path)).each())
 
 
-def read_dataset(path: Path) -> list[DistilledRow]:
-    """All of `dataset_rows`."""
-    return list(dataset_rows(path))
-
-
 def read_formats(path: Path) -> dict[str, str]:
     """The `format_checksum` of each expert that the dataset knows one of; raises as above."""
     import pyarrow.parquet as pq
@@ -251,6 +249,8 @@ class AdmittedProblem:
     """its name in the recipe"""
     split: Split
     problem: Problem
+    pool: str = ""
+    """how often a model solves it, as `screen` found it; empty: no model was asked"""
 
 
 def write_admitted(folder: Path, rows: Sequence[AdmittedProblem]) -> None:
@@ -262,6 +262,7 @@ def write_admitted(folder: Path, rows: Sequence[AdmittedProblem]) -> None:
         "split": pa.array([row.split for row in rows], pa.string()),
         "problem_id": pa.array([row.problem.id for row in rows], pa.string()),
         "problem": pa.array([dump_problem(row.problem) for row in rows], pa.string()),
+        "pool": pa.array([row.pool for row in rows], pa.string()),
     }
     pq.write_table(pa.table(columns), folder / ADMITTED_FILE)
 
@@ -274,6 +275,8 @@ def read_admitted(folder: Path) -> list[AdmittedProblem]:
     if not file.is_file():
         raise InputError(f"no admitted problems in {folder}: expected {ADMITTED_FILE}")
     return [
-        AdmittedProblem(raw["domain"], raw["split"], load_problem(raw["problem"]))
+        AdmittedProblem(
+            raw["domain"], raw["split"], load_problem(raw["problem"]), raw.get("pool", "")
+        )
         for raw in pq.read_table(file).to_pylist()
     ]

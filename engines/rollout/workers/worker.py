@@ -25,8 +25,8 @@ from engines.rollout.records.journals import (
 )
 from engines.rollout.roller import Roller, written_text
 from engines.types import Generation, Problem, Sampling, TokenIds
-from infra.cancelling import is_told_to_end
 from infra.errors import TributaryError
+from infra.processes.coroutines import is_told_to_end
 
 
 @dataclass(frozen=True, slots=True)

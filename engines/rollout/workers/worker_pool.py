@@ -39,8 +39,8 @@ from engines.rollout.workers.worker import (
     WorkerLost,
 )
 from engines.types import Problem, Rollout
-from infra.cancelling import is_told_to_end
 from infra.errors import EngineError, InputError
+from infra.processes.coroutines import is_told_to_end
 
 
 def _future() -> asyncio.Future[None]:

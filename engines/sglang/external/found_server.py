@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.sglang.http import NoConnection, Refused, call, read_text
-from engines.weights.server_weights import CHECK_S
-from engines.weights.transport import CONTROL_S
+from engines.weights.transport import CHECK_S, CONTROL_S
 from infra.errors import EngineError, InputError
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from engines.weights.broadcast.transport import Broadcast
+from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.disk import load_folder
 from engines.weights.model_folder import folder_weights
-from engines.weights.report import PublishReport
-from engines.weights.transport import find_targets
+from engines.weights.transport import PublishReport, find_targets
 from infra.errors import EngineError
 
 Way = Literal["auto", "broadcast", "disk"]

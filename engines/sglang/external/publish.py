@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.devices.waiting_time import folder_bytes
-from engines.sglang.external.checks import check_shape
 from engines.sglang.external.found_server import FoundServer, find_servers, look_at
 from engines.sglang.external.give_weights import Way, give_weights
 from engines.sglang.external.held_servers import HeldServers, forget_keys, note_keys
-from engines.weights.report import PublishReport
-from engines.weights.server_weights import server_weights
+from engines.sglang.external.server_checks import check_shape
+from engines.weights.transport import PublishReport, server_weights
 from infra.errors import EngineError
 
 _WAIT_S = 5.0

@@ -9,8 +9,7 @@ from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import Refused, call, order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import TAKE_S
-from engines.weights.server_weights import server_weights
-from engines.weights.transport import CONTROL_S
+from engines.weights.transport import CONTROL_S, server_weights
 from engines.weights.update import Servers, Update
 from infra.errors import EngineError
 

@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
-from engines.sglang.external.checks import check_server, check_shape, takes_batches
 from engines.sglang.external.give_weights import give_weights
 from engines.sglang.external.held_servers import HeldServers
+from engines.sglang.external.server_checks import check_server, check_shape, takes_batches
 from engines.sglang.http import NoConnection, call
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server_units import ServerTerms

@@ -1,4 +1,4 @@
-"""RoleClient: asks the model of one served role, as rewards do (`rewards.served.asks.AsksModel`).
+"""RoleClient: asks the model of one served role, as rewards do (`rewards.served.AsksModel`).
 
 A call waits for a place, and only then does its time begin: many rollouts may end at once, and a
 judge that is behind with them is none that hangs. So a slow judge delays the groups that it judges
@@ -9,16 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.chat import Chat
 from engines.sglang.client import GenerationClient
-from engines.sglang.roles.address import RoleAddress
 from engines.sglang.roles.scorer import Scorer
 from engines.types import Message, Problem, Sampling
 from infra.errors import EngineError, InputError
+
+MOST_ASKED = 64
+"""at one server at once, where a recipe does not say"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAddress:
+    """Of one role's running servers."""
+
+    router_url: str
+    max_batch: int
+    """turns in one request"""
+    most_asked: int
+    """at all servers together, by everybody who shares this address"""
+    chat_files: Mapping[str, bytes]
+    """of the model's folder"""
+    context_length: int
+
+    def shared_by(self, clients: int) -> RoleAddress:
+        """For one of so many clients."""
+        return replace(self, most_asked=max(self.most_asked // clients, 1))
 
 
 class RoleClient:

@@ -12,8 +12,8 @@ import aiohttp
 import orjson
 
 from engines.sglang.turn_queue import LANE_HEADER
+from infra.access import bearer_of
 from infra.errors import EngineError
-from infra.server_keys import bearer_of
 
 _CONNECT_S = 30.0
 _AGAIN_S = 0.5

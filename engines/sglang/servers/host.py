@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
+from engines.devices.device_kinds import ServerPart
+from engines.devices.host_agent import HostAgent
 from engines.rendezvous import use_interface_of
+from engines.sglang.servers.remote_slot import SlotState
+from engines.sglang.servers.server import Place, Server
+from engines.sglang.servers.slots import LAUNCHER, Slot
+from engines.sglang.spec import FleetSpec
 from infra.access import is_loopback, listening_host, reachable
-from infra.cuda import has_cuda, nccl_environment
-from infra.cuda_toolkit import let_hooks_find_the_runtime, use_toolkit
-from infra.proxies import bypass
+from infra.cuda import has_cuda, let_hooks_find_the_runtime, nccl_environment, use_toolkit
+from infra.processes.network import bypass
+from infra.store.origins import FolderCopy
 
 _ENVIRONMENT = {
     # GET /health answers at once instead of generating: a router asks every 2 s, and such a
@@ -59,3 +66,72 @@ def prepare_memory_saver() -> None:
     # Without it CUDA graphs keep their memory; SGLang keeps a copy of them on the host.
     os.environ.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
     let_hooks_find_the_runtime()  # schedulers are spawned with the saver's hook preloaded
+
+
+class HostSlots:
+    """What `RemoteSlot` orders; each slot by its number. A slot is used by one caller at a time."""
+
+    def __init__(self, agent: HostAgent) -> None:
+        self._agent = agent
+        agent.children(LAUNCHER)  # it is ready when the first server is wanted
+        self._slots: dict[int, Slot] = {}
+
+    def ensure(self, index: int, spec: FleetSpec, model: FolderCopy, place: Place) -> SlotState:
+        slot = self._slot(index)
+        slot.ensure(spec, model.here(), place)
+        return _state(slot)
+
+    def hold(
+        self,
+        index: int,
+        parts: frozenset[ServerPart],
+        spec: FleetSpec,
+        model: FolderCopy,
+        place: Place,
+    ) -> SlotState:
+        slot = self._slot(index)
+        slot.hold(parts, spec, model.here(), place)
+        return _state(slot)
+
+    def load(self, index: int, model: FolderCopy, version: int) -> None:
+        self._slot(index).load(model.here(), version)
+
+    def held_bytes(self, index: int) -> int:
+        return self._slot(index).held_bytes
+
+    def free_memory(self, index: int) -> SlotState:
+        slot = self._slot(index)
+        slot.free_memory()
+        return _state(slot)
+
+    def stop(self, index: int) -> SlotState:
+        slot = self._slot(index)
+        slot.stop()
+        return _state(slot)
+
+    def is_alive(self, index: int, pid: int) -> bool:
+        server = self._server(index, pid)
+        return server is not None and server.is_alive
+
+    def answer(self, index: int, pid: int, hung_s: float) -> None:
+        if (server := self._server(index, pid)) is not None:
+            server.answer(hung_s)
+
+    def stop_server(self, index: int, pid: int) -> None:
+        if (server := self._server(index, pid)) is not None:
+            server.stop()
+
+    def _slot(self, index: int) -> Slot:
+        if index not in self._slots:
+            servers = partial(self._agent.children, LAUNCHER)
+            self._slots[index] = Slot(servers, index, self._agent.num_gpus)
+        return self._slots[index]
+
+    def _server(self, index: int, pid: int) -> Server | None:
+        """None if another one took its place."""
+        server = self._slot(index).server
+        return server if server is not None and server.pid == pid else None
+
+
+def _state(slot: Slot) -> SlotState:
+    return SlotState(slot.url, None if slot.server is None else slot.server.pid, slot.held_gpus)

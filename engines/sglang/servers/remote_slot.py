@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engines.devices.device_kinds import ServerPart
 from engines.devices.hosts import Host, Hosts
-from engines.devices.kinds import ServerPart
 from engines.sglang.http import call
-from engines.sglang.servers.place import Place, architecture
+from engines.sglang.servers.server import Place, architecture
 from engines.sglang.spec import FleetSpec
 from infra.errors import EngineError
 from infra.store.origins import FolderCopy, origin_of
 
-_PART = "engines.sglang.servers.host_slots:HostSlots"
+_PART = "engines.sglang.servers.host:HostSlots"
 """by name: it is of that host's agent"""
 _START_S = 4000.0
 """a little more than the bounds that hold on that host"""

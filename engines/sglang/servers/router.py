@@ -10,10 +10,9 @@ from typing import cast
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import Refused, call
 from engines.sglang.servers.router_main import KEY_VARIABLE
-from infra.access import LOOPBACK, listening_host, reachable
+from infra.access import LOOPBACK, key_of, listening_host, reachable
 from infra.errors import EngineError
-from infra.processes.ports import free_ports
-from infra.server_keys import key_of
+from infra.processes.network import free_ports
 
 START_S = 180.0
 _CHANGE_S = 30.0

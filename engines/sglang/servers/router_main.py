@@ -10,7 +10,7 @@ import os
 import sys
 
 from infra.access import required_key
-from infra.proxies import forget_proxies
+from infra.processes.network import forget_proxies
 
 KEY_VARIABLE = "TRIBUTARY_ROUTER_KEY"
 _NO_PAGE = "http://no-page.invalid"

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from engines.devices.device_kinds import SERVER_PARTS, ServerPart
 from engines.devices.host_agent import HostAgent
-from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
 from engines.sglang.http import order
 from engines.sglang.roles.gpu_places import role_places
-from engines.sglang.servers.place import Place, architecture
 from engines.sglang.servers.remote_slot import RemoteSlot
+from engines.sglang.servers.server import Place, architecture
 from engines.sglang.servers.slots import ServerSlots, Slot
 from engines.sglang.spec import FleetSpec
-from infra.all_of import all_or_first_error
 from infra.errors import EngineError, InputError, LeaseLost, OutOfMemory
+from infra.processes.coroutines import all_or_first_error
 
 _ASK_EVERY_S = 5.0
 _LOOK_S = 0.05

@@ -8,30 +8,70 @@ the router needs a second to take a server in, far longer than new weights do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from engines.devices.child_processes import ChildProcesses
+from engines.devices.device_kinds import SERVER_PARTS, ServerPart
 from engines.devices.host_agent import HostAgent
 from engines.devices.hosts import OWN, Host
-from engines.devices.kinds import SERVER_PARTS, ServerPart
-from engines.devices.placement import first_server_device, server_host
-from engines.sglang.servers import sleeping
-from engines.sglang.servers.place import Place, architecture
+from engines.devices.units import first_server_device, server_host
+from engines.sglang.http import order, read_text
 from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.router import Router
-from engines.sglang.servers.server import Server
+from engines.sglang.servers.server import Place, Server, architecture
 from engines.sglang.spec import FleetSpec
+from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.disk import load_folder
 from infra.access import listening_host, reachable
 from infra.cuda import used_bytes
 from infra.errors import EngineError
 from infra.processes.memory import tree_bytes
-from infra.processes.ports import free_ports, is_free
+from infra.processes.network import free_ports, is_free
 
-LAUNCHER = "engines.sglang.servers.launcher"
+TAGS: Mapping[ServerPart, tuple[str, ...]] = {
+    "weights": ("weights",),
+    "cache": ("kv_cache", "cuda_graph"),
+}
+"""SGLang's names for a part"""
+_MEMORY_S = 300.0
+"""what giving back or taking a device's memory may take; graphs go through the host's"""
+_CONTROL_S = 30.0
+
+
+def put_to_sleep(url: str, parts: Collection[ServerPart]) -> None:
+    """Give back these parts, which are awake; their content is lost. Raises EngineError.
+
+    Whatever runs is ended: a stage lets it finish first. Without its weights a server calls them
+    "broken", so that no client takes what it might answer.
+    """
+    if not parts:
+        return
+    read_text(url, "/abort_request", {"abort_all": True}, timeout=_CONTROL_S)
+    order(url, "/pause_generation", {"mode": "retract"}, timeout=_CONTROL_S)
+    if "weights" in parts:
+        broken = {"new_version": BROKEN_WEIGHTS, "abort_all_requests": True}
+        order(url, "/update_weight_version", broken, timeout=_CONTROL_S)
+    read_text(url, "/release_memory_occupation", {"tags": _tags(parts)}, timeout=_MEMORY_S)
+
+
+def wake(url: str, parts: Collection[ServerPart]) -> None:
+    """Take these parts again, which sleep; weights have to be published or loaded afterwards. With
+    its cache a server generates again. Raises EngineError."""
+    if not parts:
+        return
+    read_text(url, "/resume_memory_occupation", {"tags": _tags(parts)}, timeout=_MEMORY_S)
+    if "cache" in parts:
+        order(url, "/continue_generation", {}, timeout=_CONTROL_S)
+
+
+def _tags(parts: Collection[ServerPart]) -> list[str]:
+    return [tag for part in sorted(parts) for tag in TAGS[part]]
+
+
+LAUNCHER = "engines.sglang.servers.server_launcher"
 ROUTER_TRIES = 3
 """a port that was free a moment ago may be somebody else's when the router binds it"""
 
@@ -121,7 +161,7 @@ class Slot:
             if "weights" in parts:
                 self.stop()
         elif self.is_alive:
-            sleeping.put_to_sleep(self.url, parts - self._asleep)
+            put_to_sleep(self.url, parts - self._asleep)
             self._asleep |= parts
 
     def load(self, model: Path, version: int) -> None:
@@ -153,7 +193,7 @@ class Slot:
         self._architecture = architecture(spec, model, place)
 
     def _wake(self, parts: frozenset[ServerPart]) -> None:
-        sleeping.wake(self.url, parts & self._asleep)
+        wake(self.url, parts & self._asleep)
         self._asleep -= parts
 
     def _first_gpu(self, place: Place) -> int:

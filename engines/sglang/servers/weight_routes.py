@@ -21,7 +21,7 @@ def install(gpus: Sequence[int], num_hosts: int = 1) -> None:
     from engines.weights.broadcast import arrivals
     from engines.weights.broadcast.arrivals import Arrivals
     from engines.weights.disk_delta import requests
-    from engines.weights.disk_delta.served_copy import ServedCopy
+    from engines.weights.disk_delta.weight_copy import ServedCopy
     from engines.weights.reach import REACH, answer_gpus, answer_reach
 
     copy, arriving = ServedCopy(), Arrivals()

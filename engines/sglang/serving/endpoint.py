@@ -20,16 +20,14 @@ from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
-from engines.sglang.serving.gateway import Gateway
-from engines.sglang.serving.served_model import ServedModel
-from engines.sglang.topology.arguments import router_form
+from engines.sglang.serving.models_gateway import Gateway
+from engines.sglang.serving.served_models import ServedModel, router_form
 from engines.sglang.topology.placing import PlacedServer, place_here
-from infra.access import LOOPBACK, reachable, required_key
+from infra.access import LOOPBACK, forget_key, note_key, reachable, required_key
 from infra.cuda import has_cuda
 from infra.errors import EngineError
-from infra.server_keys import forget_key, note_key
 
-_LAUNCHER = "engines.sglang.servers.launcher"
+_LAUNCHER = "engines.sglang.servers.server_launcher"
 _ROUTER: Mapping[str, object] = {"--log-level": "error"}
 _LOOK_S = 0.5
 _ROUTES_S = 120.0

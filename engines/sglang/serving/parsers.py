@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.chat.calls import CallForm
-from engines.chat.folder import load_chat_folder
+from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import Mode, Thoughts
 from engines.chat.pieces import Pieces
 from engines.chat.template import SWITCHES
-from engines.families.common.config import read_config
+from engines.families.common.model_config import read_config
 from engines.types import Message, ToolCall
 
 NONE = "none"

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from engines.sglang.topology.spec import HostDevices, ServedFleet, Topology
 from infra.cuda import gpu_sizes
 from infra.errors import InputError
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 
 Task: TypeAlias = Literal["whole", "prefill", "decode"]
 PORTS_PER_SERVER = 20

@@ -10,10 +10,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from engines.rendezvous import tcp_store
-from engines.weights.broadcast.failure import JOIN_S
+from engines.weights.broadcast.joining import JOIN_S
 from engines.weights.buckets import Bucket
 from engines.weights.reach import address_towards
-from engines.weights.shared_tensors import allocate, flat_handles
+from engines.weights.shared_memory import allocate, flat_handles
 
 if TYPE_CHECKING:
     import socket

@@ -19,8 +19,7 @@ from engines.weights.broadcast.arrivals import (
     broadcast,
     gloo_group,
 )
-from engines.weights.broadcast.failure import JOIN_S, failed
-from engines.weights.broadcast.joining import join_all
+from engines.weights.broadcast.joining import JOIN_S, failed, join_all
 from engines.weights.buckets import TAKE_S, Bucket
 from engines.weights.reach import address_towards
 from engines.weights.shared_memory import tell

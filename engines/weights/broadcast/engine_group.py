@@ -16,8 +16,7 @@ from engines.devices.waiting_time import transfer_bound_s
 from engines.rendezvous import interfaces, listen, store_at, use_interface_of
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
-from engines.weights.broadcast.failure import JOIN_S, failed
-from engines.weights.broadcast.joining import join_all
+from engines.weights.broadcast.joining import JOIN_S, failed, join_all
 from engines.weights.buckets import TAKE_S, Bucket
 from engines.weights.reach import address_towards
 from engines.weights.transport import CONTROL_S, Target

@@ -10,10 +10,9 @@ from typing import Any
 from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import UnknownRequest, call, order
 from engines.weights.buckets import TAKE_S
-from engines.weights.disk_delta.served_copy import ServedCopy
-from engines.weights.server_weights import ServerWeights
-from engines.weights.shared_tensors import handles
-from engines.weights.transport import CONTROL_S, Target
+from engines.weights.disk_delta.weight_copy import ServedCopy
+from engines.weights.shared_memory import handles
+from engines.weights.transport import CONTROL_S, ServerWeights, Target
 from infra.errors import EngineError, StorageError
 
 PREPARE, CONFIRM, FORGET = (

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
+from engines.weights.disk_delta.delta_manifest import BucketRecord, TensorRecord, checksum_of
 from engines.weights.disk_delta.difference import Bits, bits_of, encode
-from engines.weights.disk_delta.manifest import BucketRecord, TensorRecord, checksum_of
 from infra.store.store import Store
 
 if TYPE_CHECKING:

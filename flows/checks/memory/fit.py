@@ -7,18 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import Any
 
+from engines.megatron.spec import MICRO_BATCH_TOKENS
+from engines.memory.activations import Recompute
 from engines.memory.model_size import ModelSize
-from engines.memory.needs import TrainerNeeds
-from engines.memory.recompute import Recompute
-from engines.memory.server import ServerNeeds, server_memory
-from engines.memory.trainer import trainer_memory
+from engines.memory.server_memory import ServerNeeds, server_memory
+from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
+from engines.sglang.spec import CPU_TOKENS
 from flows.checks.memory.machine import (
     GB,
     PlannedDevices,
     device_bytes,
     devices_for,
     devices_of,
+    fits,
     host_cautions,
     machine_bytes,
     machine_cautions,
@@ -37,8 +40,9 @@ from flows.checks.memory.roles import (
 )
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from infra.config import Config
 from infra.cuda import gpu_sizes
-from tasks.served.roles import ServedRole, is_stage
+from tasks.served.served_roles import ServedRole, is_stage
 
 _WHOLE_LAYERS = Recompute(method="uniform", num_layers=1)
 _RECOMPUTE = (
@@ -47,6 +51,11 @@ _RECOMPUTE = (
 )
 _FEWEST_TOKENS = 1024
 """in a micro-batch: with fewer, matrix products are slow"""
+_FEWEST = 512
+"""tokens in a micro-batch that is chosen for a machine"""
+_CHOSEN_SHARE = 0.5
+"""of a machine without GPUs that a stage may take where sizes are chosen: other things run there,
+and a larger micro-batch is hardly faster"""
 _MOST_FACTOR = 16
 _MOST_CHANGES = 3
 _ROUND = 1024
@@ -166,8 +175,8 @@ def server_change(size: ModelSize, needs: ServerNeeds, room: Room, servers: int)
     for factor in _doubled(_MOST_FACTOR):
         wider = replace(needs, tp=needs.tp * factor)
         total = server_memory(size, wider).total
-        fits = total <= room.device_bytes and servers * wider.tp <= room.devices
-        if fits and room.per_host % wider.tp == 0:
+        is_room = total <= room.device_bytes and servers * wider.tp <= room.devices
+        if is_room and room.per_host % wider.tp == 0:
             text = f"resources: tp_per_server: {needs.tp} -> {wider.tp}"
             return Change(text, total, servers * wider.tp)
     return None
@@ -207,12 +216,84 @@ def planned_memory(recipe: Recipe, plan: list[PlannedStage]) -> list[RoleMemory]
     base = base_model(recipe.base)
     if base is None:
         return []
-    num_bytes = device_bytes(recipe.resources)
-    return [
-        role
-        for stage in plan
-        for role in (*roles_of(stage, base, num_bytes), *served_memory(recipe, stage))
-    ]
+    return [role for stage in plan for role in _roles(recipe, sized(recipe, stage), base)]
+
+
+def _roles(recipe: Recipe, stage: PlannedStage, base: BaseModel) -> list[RoleMemory]:
+    own = roles_of(stage, base, device_bytes(recipe.resources))
+    return [*own, *served_memory(recipe, stage)]
+
+
+def sized(recipe: Recipe, stage: PlannedStage) -> PlannedStage:
+    """The stage with the sizes that the recipe leaves open: the largest micro-batch, then the
+    largest cache of a server without a GPU, with which it fits on its devices or takes its share of
+    this machine. They change no result, so a run elsewhere finds this one's."""
+    base = base_model(recipe.base)
+    if base is None or stage.spec.trainer is None:
+        return stage
+    if _filled(stage.spec, micro_batch_tokens=1, max_total_tokens=1) is stage.spec:
+        return stage
+    longest = longest_sequence(stage)
+    fleet = stage.spec.fleet
+    shortest = (fleet.context_length or base.max_positions) if fleet is not None else CPU_TOKENS
+    tried = stage
+    for cached in (None, *_halved(CPU_TOKENS, shortest)):
+        for tokens in (MICRO_BATCH_TOKENS, *_halved(MICRO_BATCH_TOKENS, max(_FEWEST, longest))):
+            spec = _filled(stage.spec, micro_batch_tokens=tokens, max_total_tokens=cached)
+            tried = replace(stage, spec=spec)
+            if _has_room(recipe, _roles(recipe, tried, base)):
+                return tried
+        if device_bytes(recipe.resources) is not None:  # there a cache fills what is free
+            break
+    return tried
+
+
+def chosen_sizes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Mapping[str, Sequence[str]]:
+    """Stages by what was chosen for them, where that is not what a larger machine would get."""
+    found: dict[str, list[str]] = {}
+    for stage in plan:
+        trainer, fleet = sized(recipe, stage).spec.trainer, sized(recipe, stage).spec.fleet
+        was, had = stage.spec.trainer, stage.spec.fleet
+        if trainer and was and trainer != was and trainer.most_tokens < was.most_tokens:
+            said = f"trainer.micro_batch_tokens: {trainer.most_tokens}"
+            found.setdefault(said, []).append(stage.name)
+        if fleet and fleet != had:
+            found.setdefault(f"fleet.max_total_tokens: {fleet.max_total_tokens}", []).append(
+                stage.name
+            )
+    return found
+
+
+def size_notes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """A sentence for each size that was chosen below its default."""
+    where = "a device holds" if device_bytes(recipe.resources) else "this machine has"
+    there = device_bytes(recipe.resources) or machine_bytes()
+    for said, stages in chosen_sizes(recipe, plan).items():
+        yield f"{said} for {', '.join(stages)}: chosen, as {where} {there / GB:.1f} GB"
+
+
+def _halved(size: int, least: int) -> Iterator[int]:
+    while (size := size // 2) >= least:
+        yield size
+
+
+def _filled(value: Any, **sizes: int | None) -> Any:
+    """Settings with these fields where they are open, at any depth."""
+    if not isinstance(value, Config):
+        return value
+    new: dict[str, Any] = {}
+    for name in type(value).model_fields:
+        was = getattr(value, name)
+        now = sizes[name] if name in sizes and was is None else _filled(was, **sizes)
+        if now is not was:
+            new[name] = now
+    return value.model_copy(update=new) if new else value
+
+
+def _has_room(recipe: Recipe, roles: Sequence[RoleMemory]) -> bool:
+    if device_bytes(recipe.resources) is None:
+        return fits(roles, machine_bytes(), _CHOSEN_SHARE)
+    return all(role.total <= (device_bytes(recipe.resources, role.device) or 0) for role in roles)
 
 
 def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:

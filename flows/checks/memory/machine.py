@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 import psutil
 
-from engines.memory.needs import TrainerNeeds
-from engines.memory.trainer import trainer_memory
+from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 from flows.checks.memory.roles import RoleMemory
 from flows.plan import PlannedStage
 from infra.cuda import gpu_sizes
@@ -233,11 +232,11 @@ def machine_cautions(
     where none does alone; `there`: its bytes, `longest`: the tokens of each stage's longest
     sequence, which is a micro-batch by itself."""
     stages = list(dict.fromkeys(role.stage for role in roles))
-    alone = [stage for stage in stages if not _fits(_of_stages(roles, [stage]), there)]
+    alone = [stage for stage in stages if not fits(_of_stages(roles, [stage]), there)]
     for stage in alone:
         said = _said(_of_stages(roles, [stage]), there, longest.get(stage, 0))
         yield f"stage {stage} needs {said}"
-    if alone or _fits(beside := _of_stages(roles, together), there):
+    if alone or fits(beside := _of_stages(roles, together), there):
         return
     most = max(longest.get(stage, 0) for stage in together)
     yield (
@@ -277,8 +276,9 @@ def _of_stages(roles: Sequence[RoleMemory], stages: Sequence[str]) -> list[RoleM
     return [role for role in roles if role.stage in stages]
 
 
-def _fits(roles: Sequence[RoleMemory], there: int) -> bool:
-    return not roles or _total(roles) + STACK_BYTES <= there * _SHARE
+def fits(roles: Sequence[RoleMemory], there: int, share: float = _SHARE) -> bool:
+    """Whether they and the stack take no more than this share of a machine's bytes."""
+    return not roles or _total(roles) + STACK_BYTES <= there * share
 
 
 def _total(roles: Sequence[RoleMemory]) -> int:

@@ -15,21 +15,23 @@ from typing import Any, TypeAlias
 
 from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel, TrainerSettings
-from engines.memory.known_models import DENSE
-from engines.memory.model_size import ModelSize, size_of
-from engines.memory.needs import TrainerNeeds
-from engines.memory.optimizer_state import optimizer_state
-from engines.memory.recompute import recompute_of
-from engines.memory.server import ServerMemory, ServerNeeds, server_memory, token_bytes
-from engines.memory.trainer import TrainerMemory, trainer_memory
+from engines.memory.activations import recompute_of
+from engines.memory.model_size import KNOWN, ModelSize, size_of
+from engines.memory.server_memory import ServerMemory, ServerNeeds, server_memory, token_bytes
+from engines.memory.trainer_memory import (
+    TrainerMemory,
+    TrainerNeeds,
+    optimizer_state,
+    trainer_memory,
+)
 from engines.sglang.spec import FleetSpec
 from engines.weights.buckets import BUCKET_BYTES
 from flows.checks.engines import model_config
 from flows.plan import PlannedStage
 from infra.errors import InputError, StorageError
 from tasks.base.spec import BaseSettings
-from tasks.model_folder.files import ModelFiles
-from tasks.served.folder import config_of
+from tasks.model_folder.model_files import ModelFiles
+from tasks.served.served_folder import config_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def base_model(base: BaseSettings) -> BaseModel | None:
     config, name = model_config(base), ""
     if config is None:
         name = _name_of(base.folder or "")
-        config = DENSE.get(name)
+        config = KNOWN.get(name)
     if config is None:
         return None
     try:
@@ -61,7 +63,7 @@ def folder_model(folder: str) -> BaseModel | None:
     config, name = served_config(folder), ""
     if config is None:
         name = _name_of(folder)
-        config = DENSE.get(name)
+        config = KNOWN.get(name)
     if config is None:
         return None
     try:
@@ -223,11 +225,12 @@ def _trained(
     layout = stage.resources.trainer
     needs = _trainer_needs(stage, trainer, layout, device_bytes)
     policy = replace(needs, copies=_frozen_models(stage))
-    yield RoleMemory(stage.name, "trainer", size, policy, layout.world_size)
+    valued = replace(size, has_value_head=True, is_tied=False)
+    trained = valued if "reward" in stage.spec.trained_roles else size
+    yield RoleMemory(stage.name, "trainer", trained, policy, layout.world_size)
     of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
     if stage.critic is not None and of_critic is not None:
         needs = _trainer_needs(stage, of_critic, stage.critic, device_bytes)
-        valued = replace(size, has_value_head=True, is_tied=False)
         yield RoleMemory(stage.name, "critic", valued, needs, stage.critic.world_size)
 
 
@@ -238,7 +241,7 @@ def _trainer_needs(
         layout=layout,
         precision=trainer.precision,
         # A longer sequence is a micro-batch by itself.
-        tokens=max(trainer.micro_batch_tokens, -(-longest_sequence(stage) // layout.cp)),
+        tokens=max(trainer.most_tokens, -(-longest_sequence(stage) // layout.cp)),
         recompute=recompute_of(trainer.megatron),
         state=optimizer_state(trainer.precision, trainer.megatron),
         place="cpu" if device_bytes is None else "cuda",

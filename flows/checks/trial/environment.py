@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from engines.chat import Chat
-from engines.rollout.built_in_parts import DRIVERS
 from engines.rollout.drivers.driver import LiveDomain, build
+from engines.rollout.protocols import DRIVERS
 from engines.rollout.roller import Roller
 from engines.types import (
     AssistantTurn,

@@ -25,6 +25,7 @@ from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Blind
 from flows.checks.trial.request import Findings, TrialRequest
 from infra.home import SOURCE_ROOT, home
 from infra.processes.leftovers import temporary_folder
+from infra.secret_references import environment_without_secrets, secrets_of
 from infra.user_files import HOOK_COPY, read_hooks
 
 _GRACE_SECONDS = 5.0
@@ -54,7 +55,7 @@ def findings_of(request: TrialRequest, *, again: bool = False) -> Findings:
 @lru_cache(maxsize=64)
 def _in_thread(request: str) -> Findings:
     """Try our own parts in this process; in a thread, as an event loop may already run here."""
-    from flows.checks.trial.parts import try_parts
+    from flows.checks.trial.tried_parts import try_parts
 
     with ThreadPoolExecutor(1) as threads:
         parsed = TrialRequest.model_validate_json(request)
@@ -86,14 +87,14 @@ def try_apart(request: TrialRequest) -> Findings:
     """Try the parts in a process of its own; one that ends or hangs becomes a finding."""
     with temporary_folder() as folder:
         output, stack = folder / "output", folder / "stack"
-        command = ["-P", "-m", "flows.checks.trial.process", str(output), str(stack)]
+        command = ["-P", "-m", "flows.checks.trial.trial_process", str(output), str(stack)]
         process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": folder},  # what it leaves when it is ended goes with it
+            env=_environment(request) | {"TMPDIR": str(folder)},  # what it leaves goes with it
         )
         try:
             assert process.stdin is not None
@@ -107,6 +108,12 @@ def try_apart(request: TrialRequest) -> Findings:
             return seen.findings
         line = _hung(seen, stack) if hangs else _gone(seen, process.returncode, output)
         return Findings(problems=[line], cautions=[])
+
+
+def _environment(request: TrialRequest) -> dict[str, str]:
+    """Give the trial the secrets that options of the parts refer to, and no others."""
+    referred = secrets_of(request.model_dump(mode="json"))
+    return environment_without_secrets(os.environ) | referred
 
 
 def _follow(process: subprocess.Popen[bytes]) -> _Seen:

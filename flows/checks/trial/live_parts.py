@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from curricula.admissible import Admissible
-from curricula.of_rows import OF_LIBRARIES
+from curricula.built_in_curricula import OF_LIBRARIES
+from curricula.splits import Admissible
 from engines.draws import leave_out_long
 from engines.types import Curriculum, Environment, RowCurriculum, Transcript, Verdict
 from flows.checks.contracts import faults_of
@@ -21,7 +21,8 @@ from infra.errors import EngineError, InputError
 from rewards.rubric import Rubric, Term
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
-from tasks.model_folder.files import local_folder
+from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.model_files import local_folder
 
 
 def imported(where: str, kind: str, name: str, attempts: Attempts) -> bool:
@@ -96,7 +97,7 @@ class LiveParts:
 
 def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     """Every part by itself, so that each that is wrong is named; None if one is."""
-    from curricula.registry import build as build_curriculum
+    from curricula.built_in_curricula import build as build_curriculum
 
     where, domain = placed.where, placed.domain
     before = len(attempts.problems)
@@ -117,7 +118,7 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     if placed.is_tried and not isinstance(curriculum, Admissible):
         attempts.problems.append(
             f"{at}: `admit` tries its problems, and {named.name} has no methods"
-            " `solution(problem)` and `secrets(problem)` (curricula/admissible.py); add them, or"
+            " `solution(problem)` and `secrets(problem)` (curricula/splits.py); add them, or"
             " leave `admit` out"
         )
     if len(attempts.problems) > before:
@@ -131,7 +132,7 @@ async def unasked(transcript: Transcript) -> Verdict:
 
 
 def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[Term]:
-    from rewards.registry import build
+    from rewards.built_in_rewards import build
 
     terms: list[Term] = []
     for index, t in enumerate(domain.rewards):
@@ -149,14 +150,14 @@ def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[T
     return terms
 
 
-def leave_out_for(curriculum: Curriculum, model: str | None) -> None:
-    """Take the rows out that are too long for a model on this machine. Raises TrainingStopped for
-    too many."""
-    from tasks.message_files.rendering import Renderer
+def leave_out_for(curriculum: Curriculum, model: str | None, template: str | None = None) -> None:
+    """Take the rows out that are too long for a model on this machine, with the chat template that
+    it gets. Raises TrainingStopped for too many."""
+    from tasks.message_files.render_rows import Renderer
 
     folder = local_folder(model) if model else None
     try:
-        renderer = Renderer.of_model(folder) if folder is not None else None
+        renderer = Renderer.of_model(folder, template_text(template)) if folder else None
     except InputError:  # said elsewhere
         return
     if renderer is not None:
@@ -164,7 +165,7 @@ def leave_out_for(curriculum: Curriculum, model: str | None) -> None:
 
 
 def try_changed(placed: PlacedCurriculum, base: BaseSettings, attempts: Attempts) -> None:
-    from curricula.registry import build
+    from curricula.built_in_curricula import build
 
     named = placed.curriculum
     fine, made = attempts.call(placed.where, named.name, lambda: build(named.name, named.options))
@@ -180,7 +181,9 @@ def read_rows(
     if not isinstance(curriculum, RowCurriculum):
         return True
     seconds = _LIBRARY_SECONDS if name in OF_LIBRARIES else None
-    if not attempts.call(where, name, lambda: leave_out_for(curriculum, base.folder), seconds)[0]:
+    if not attempts.call(
+        where, name, lambda: leave_out_for(curriculum, base.folder, base.template), seconds
+    )[0]:
         return False
     fine, left_out = attempts.call(where, name, lambda: list(curriculum.left_out), seconds)
     attempts.cautions += [f"{where}: {line}" for line in left_out or ()]

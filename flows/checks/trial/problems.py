@@ -16,7 +16,8 @@ from flows.checks.trial.live_parts import LiveParts
 from infra.errors import InputError
 from infra.processes.leftovers import temporary_folder
 from tasks.base.spec import BaseSettings
-from tasks.model_folder.files import local_folder
+from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.model_files import local_folder
 
 _SHOWN = 60
 """characters of a shared problem"""
@@ -171,6 +172,6 @@ def base_chat(base: BaseSettings, shown: Sequence[Demonstration]) -> Chat | None
     if folder is None:
         return None
     try:
-        return Chat.load(folder)
+        return Chat.load(folder, template_text(base.template))
     except InputError:
         return None

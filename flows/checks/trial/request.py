@@ -8,19 +8,19 @@ from typing import Any
 
 from pydantic import Field
 
-from curricula.built_in import BUILT_IN as CURRICULA
-from curricula.of_rows import OF_LIBRARIES, OF_ROWS
+from curricula.built_in_curricula import BUILT_IN as CURRICULA
+from curricula.built_in_curricula import OF_LIBRARIES, OF_ROWS
 from engines.algorithms.advantages import CustomAdvantage
 from engines.algorithms.losses import CustomLoss
 from engines.algorithms.parts import Need
-from engines.rollout.built_in_parts import DRIVERS
+from engines.rollout.protocols import DRIVERS
 from engines.types import Split
 from flows.checks.contracts import Contract
 from flows.path import OPTIONS, domains_at, with_options
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.config import Config
-from rewards.built_in import BUILT_IN as REWARDS
+from rewards.built_in_rewards import BUILT_IN as REWARDS
 from tasks.base.spec import BaseSettings
 from tasks.domain import CurriculumSpec, Domain
 
@@ -123,7 +123,9 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
         domain = expert.domain
         if domain is None:
             continue
-        tried = [stage.spec for stage in plan if stage.spec.makes == "problems"]
+        tried = [
+            stage.spec for stage in plan if stage.spec.makes == "problems" and not stage.spec.fleet
+        ]
         place = PlacedDomain(
             where=f"experts.{key}.domain",
             domain=domain,

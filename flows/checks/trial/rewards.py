@@ -17,13 +17,11 @@ from engines.types import (
 )
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
-from rewards.built_in import BUILT_IN
+from rewards.built_in_rewards import BUILT_IN
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.references import ANSWER, answer_texts
 from rewards.rubric import Term, turns_fault, verdict_fault
-from rewards.served.build import JUDGE
-from rewards.served.judge import question
-from rewards.served.judge_settings import JudgeSettings
+from rewards.served import JUDGE, JudgeSettings, question
 from rewards.text import boxed
 from rewards.verdicts import NoVerdict, verdict_by
 from tasks.domain import RewardTerm

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from flows.command.app import Json, app, artifacts_app, console, examples, fleet_app
 
@@ -21,7 +22,7 @@ Switch = Annotated[bool, Parameter(negative=())]
 )
 def serve(
     *models: str,
-    port: int = 8000,
+    port: Annotated[int, Parameter(validator=Number(gte=1, lte=65535))] = 8000,
     host: str = "127.0.0.1",
     api_key_from: str = "",
     tool_parser: str = "",
@@ -79,8 +80,8 @@ def chat(
         thinking: Let the model think first; one whose template always opens a thought always does.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.models.chat import ChatOptions
-    from flows.command.models.chat import chat as run
+    from flows.command.models.chat_command import ChatOptions
+    from flows.command.models.chat_command import chat as run
 
     return run(model, ChatOptions(system, temperature, max_tokens, thinking), root, console)
 
@@ -248,10 +249,11 @@ def check_hook(
         needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers,
             reference.
         domains: The domains that a data source picks from.
-        curriculum: Whose problems and demonstrations a driver or a reward is tried on; default:
-            the one in its own file, if there is just one, else `reasoning`.
+        curriculum: Whose problems and demonstrations a driver or a reward is tried on, e.g.
+            `file.py:Class`; default: that of a recipe in its folder that names it, or the one in
+            its own file, if there is just one, else `reasoning`.
     """
-    from flows.command.hooks import show_hook
+    from flows.command.hook_commands import show_hook
 
     return show_hook(path, kind, options, needs, domains, curriculum, json, console)
 

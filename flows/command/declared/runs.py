@@ -17,7 +17,7 @@ def runs(*, limit: int = 20, json: Json = False) -> int:
     Args:
         limit: How many runs to show.
     """
-    from flows.command.runs import show_runs
+    from flows.command.runs_command import show_runs
 
     return show_runs(limit, json, console)
 
@@ -57,7 +57,7 @@ def logs(
         stage: A stage of the run; empty is the one that started last.
         follow: Go on until the stage is over.
     """
-    from flows.command.runs import show_log
+    from flows.command.runs_command import show_log
 
     return show_log(run, stage, follow, console)
 
@@ -72,7 +72,7 @@ def cancel(run: str = "", /, *, json: Json = False) -> int:
     Args:
         run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
     """
-    from flows.command.runs import cancel_run
+    from flows.command.runs_command import cancel_run
 
     return cancel_run(run, json, console)
 
@@ -91,7 +91,7 @@ def retry(run: str, stage: str, /, *, in_process: bool = False) -> int:
         stage: A stage of the run, e.g. agent-rl.
         in_process: Run in this process, without the Prefect server.
     """
-    from flows.command.runs import retry_stage
+    from flows.command.runs_command import retry_stage
 
     return retry_stage(run, stage, in_process, console)
 
@@ -109,7 +109,7 @@ def replay(stage: str, /, *, run: str = "", in_process: bool = False, json: Json
         run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
         in_process: Train from this process, without the Prefect server.
     """
-    from flows.command.runs import replay_stage
+    from flows.command.runs_command import replay_stage
 
     return replay_stage(stage, run, in_process, json, console)
 
@@ -260,6 +260,6 @@ def notify(url: str = "", /, *, off: Annotated[bool, Parameter(negative=())] = F
             one is told.
         off: Tell nobody any more.
     """
-    from flows.command.runs import show_notify
+    from flows.command.runs_command import show_notify
 
     return show_notify(url, off, console)

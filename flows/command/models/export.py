@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from engines.chat import Chat
-from engines.chat.folder import write_stops
-from engines.families.common.config import read_config
+from engines.chat.chat_folder import write_stops
+from engines.families.common.model_config import read_config
 from engines.megatron.convert.dist_folder import is_local_dist_folder
 from engines.sglang.spec import server_address
-from flows.command.artifacts import NamedModel, find_model, find_named_model
 from flows.command.models.card import (
     CARD,
     LINEAGE,
@@ -30,11 +29,11 @@ from flows.command.models.card import (
     lineage_of,
     origin_of,
 )
+from flows.command.models.named_artifacts import NamedModel, find_model, find_named_model
 from flows.command.output import CommandConsole, print_json
 from infra.errors import CorruptArtifact, InputError
-from infra.hub import hub_name, is_hub_name
-from infra.hub_upload import upload_model
-from infra.new_folder import new_folder, require_free
+from infra.home import new_folder, require_free
+from infra.hub import hub_name, is_hub_name, upload_model
 from infra.store.store import Store
 
 if TYPE_CHECKING:

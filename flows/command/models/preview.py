@@ -23,22 +23,22 @@ from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
-from curricula.rows.pairs import Pair, PairColumns, read_pair
+from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.batching import TokenSequence
 from engines.types import Json, Problem
-from flows.command.artifacts import find_model
+from flows.command.models.named_artifacts import find_model
 from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
-from flows.one_stage.domain import columns_of
+from flows.one_stage.one_domain import columns_of
 from infra.config import Config
-from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import first_rows
-from infra.data_files.files import choices_of, find_files
+from infra.data_files.files import choices_of, find_files, require_names
+from infra.data_files.tally import BadRow
 from infra.errors import InputError
 from infra.shown_text import shown
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.references import answer_texts
-from tasks.message_files.rendering import Renderer
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.stream import RowCounts
 
 TRAINED, READ = "bold green", "dim"
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=Config)
 RowKind: TypeAlias = Literal["messages", "prompts", "pairs"]
 Shown: TypeAlias = tuple[str, TokenSequence]
 """where it is and what it is, and its tokens"""
-Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Prompt | Pair | Conversation, list[Shown]]]
+Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Prompt | Judged | Conversation, list[Shown]]]
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Seen:
     calling: int = 0
     """rows that call tools and offer none"""
 
-    def note(self, made: Prompt | Pair | Conversation, shown: Sequence[Shown]) -> None:
+    def note(self, made: Prompt | Judged | Conversation, shown: Sequence[Shown]) -> None:
         """Take a good row in."""
         self.counts.read += 1
         self.layouts[made.layout] += 1
@@ -146,6 +146,7 @@ def preview_files(
         raise InputError(
             f"--rows {rows} --read {read}: show from 0 rows of at least 1 that is read"
         )
+    require_names(files)
     named = columns_of(columns)
     renderer = Renderer.of_model(find_model(model, root))
     seen = _read(files, _reader(kind, layout, named, renderer), rows, read)
@@ -169,7 +170,7 @@ def _reader(kind: RowKind, layout: Layout, named: Mapping[str, Any], renderer: R
             return lambda row: _conversation(read_row(row, columns, layout), renderer)
         case "pairs":
             pair_columns = _settings(PairColumns, named)
-            return lambda row: _pair(read_pair(row, pair_columns, layout), renderer)
+            return lambda row: _judged(read_judged(row, pair_columns, layout), renderer)
         case "prompts":
             written = {"files": ["-"], "format": layout, "columns": named}
             source = _settings(PromptSource, written)
@@ -180,11 +181,9 @@ def _conversation(read: Conversation, renderer: Renderer) -> tuple[Conversation,
     return read, [("", renderer.render(read))]
 
 
-def _pair(pair: Pair, renderer: Renderer) -> tuple[Pair, list[Shown]]:
-    return pair, [
-        (" \u00b7 chosen", renderer.render(pair.chosen)),
-        (" \u00b7 rejected", renderer.render(pair.rejected)),
-    ]
+def _judged(row: Judged, renderer: Renderer) -> tuple[Judged, list[Shown]]:
+    named = zip(row.names, row.answers, strict=True)
+    return row, [(f" \u00b7 {name}", renderer.render(answer)) for name, answer in named]
 
 
 def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:
@@ -193,9 +192,9 @@ def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:
     return prompt, [(reference, TokenSequence(tokens, [0] * len(tokens)))]
 
 
-def _calls_unlisted(made: Prompt | Pair | Conversation) -> bool:
+def _calls_unlisted(made: Prompt | Judged | Conversation) -> bool:
     """Whether a row calls tools and offers none."""
-    said = made.chosen if isinstance(made, Pair) else made
+    said = made.answers[0] if isinstance(made, Judged) else made
     return not said.tools and any(message.tool_calls for message in said.messages)
 
 
@@ -277,7 +276,8 @@ def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
     good = counts.read - counts.num_bad
     yield from seen.choices
     which = "all rows" if seen.are_all else "the first rows (--read reads more)"
-    yield f"{counts.read} rows read, {which}; {good} can be trained on, {counts.num_bad} are bad"
+    rows = "row" if counts.read == 1 else "rows"
+    yield f"{counts.read} {rows} read, {which}; {good} can be trained on, {counts.num_bad} are bad"
     if good and kind == "prompts":
         yield f"{counts.tokens} tokens of prompts, {counts.tokens / good:.0f} a row"
     elif good:

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from engines.sglang.serving.endpoint import Endpoint
 from engines.sglang.serving.parsers import NONE, Parsers, parsers_of
-from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.serving.served_models import ServedModel
 from engines.sglang.topology.placing import PlacedServer, hosts_of, place, with_free_ports
-from engines.sglang.topology.problems import topology_problems
 from engines.sglang.topology.spec import ServedFleet, Topology
-from flows.command.artifacts import find_model
+from engines.sglang.topology.topology_problems import topology_problems
+from flows.command.models.named_artifacts import find_model
 from flows.command.output import print_json
 from flows.explain import explain
 from flows.load import option_value, parse_yaml
@@ -33,7 +33,7 @@ from infra.access import key_path, require_shared_key, required_key
 from infra.cuda import gpu_sizes
 from infra.errors import InputError
 from infra.home import home
-from infra.processes.ports import is_free
+from infra.processes.network import is_free
 
 _NAME = re.compile(r"[\w.@/:+-]{1,120}")
 
@@ -241,7 +241,8 @@ def planned_fleets(file: Path) -> PlannedFleets:
     try:
         text = file.expanduser().read_text()
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
+        told = f"{file} cannot be read: {error.strerror}; give the file of a topology"
+        raise InputError(told) from error
     try:
         topology = Topology.model_validate(parse_yaml(text))
     except (yaml.YAMLError, InputError) as error:

@@ -89,6 +89,32 @@
     });
   }
 
+  // A page that is served asks whether there is more to show, and keeps what was chosen
+  const version = document.body.dataset.version;
+  if (version) {
+    const chosen = () => [...document.querySelectorAll("[data-shows][aria-pressed=true]")].map((b) => b.dataset.shows);
+    const ask = async () => {
+      try {
+        const reply = await fetch("version", { cache: "no-store" });
+        const newest = await reply.text();
+        $("live").textContent = reply.ok ? "live" : "waiting";
+        const isReading = document.activeElement?.closest("#samples") || getSelection().toString();
+        if (reply.ok && newest !== version && !isReading) {
+          sessionStorage.setItem("shown", JSON.stringify(chosen()));
+          location.reload();
+          return;
+        }
+      } catch { $("live").textContent = "not live: its command has ended"; }
+      setTimeout(ask, 2000);
+    };
+    addEventListener("load", () => {
+      for (const shown of JSON.parse(sessionStorage.getItem("shown") || "[]")) {
+        document.querySelector(`[data-shows="${CSS.escape(shown)}"]`)?.click();
+      }
+      setTimeout(ask, 2000);
+    });
+  }
+
   // Charts: drawn at the width they have, so that text keeps its size
   const NS = "http://www.w3.org/2000/svg";
   const svg = (tag, about, text) => {

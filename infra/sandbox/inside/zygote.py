@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 sys.path.insert(0, _ROOT)
 from infra.sandbox.confine import landlock, libc, namespaces  # noqa: E402
-from infra.sandbox.inside.agent import serve  # noqa: E402
+from infra.sandbox.inside.agent_messages import encode, write_all  # noqa: E402
 from infra.sandbox.inside.commands import Place  # noqa: E402
-from infra.sandbox.inside.messages import encode, write_all  # noqa: E402
+from infra.sandbox.inside.confined_agent import serve  # noqa: E402
 from infra.sandbox.trees import remove  # noqa: E402
 
 sys.path.remove(_ROOT)

@@ -25,11 +25,10 @@ from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
 from infra.sandbox.confine.namespaces import MAPPED_BY_ROOT, NOBODY, WORK
 from infra.sandbox.connection import Connection
-from infra.sandbox.contract import SandboxLost, SandboxRefused
 from infra.sandbox.forwarding import Forwarder
 from infra.sandbox.inside.programs import PYTHON
-from infra.sandbox.limits import Limits
 from infra.sandbox.python import readable_paths
+from infra.sandbox.sandbox import Limits, SandboxLost, SandboxRefused
 
 PROGRAM = "bwrap"
 SANDBOX_CODE = Path(__file__).parent.parent
@@ -256,5 +255,6 @@ def _command(
             "--chdir",
             WORK,
         ),
-        *(interpreter, "-s", "-S", "-P", f"{CODE_INSIDE}/inside/main.py", WORK, "watch-disk"),
+        *(interpreter, "-s", "-S", "-P"),
+        *(f"{CODE_INSIDE}/inside/start_agent.py", WORK, "watch-disk"),
     ]

@@ -18,9 +18,8 @@ from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
 from infra.sandbox.confine.namespaces import WORK
 from infra.sandbox.connection import Connection
-from infra.sandbox.contract import SandboxLost
 from infra.sandbox.kinds.bubblewrap import CODE_INSIDE, SANDBOX_CODE
-from infra.sandbox.limits import Limits
+from infra.sandbox.sandbox import Limits, SandboxLost
 
 PROGRAMS = ("podman", "docker")
 """the first that runs is taken: podman needs no daemon and no root"""
@@ -142,5 +141,5 @@ def command(program: str, name: str, image: str, limits: Limits) -> list[str]:
         *("--ulimit", f"nofile={_OPEN_FILES}", "--ulimit", f"nproc={_USERS_PROCESSES}"),
         *("--tmpfs", f"{WORK}:rw,nosuid,nodev,size={limits.disk},mode=1777", "--workdir", WORK),
         *("--volume", f"{SANDBOX_CODE}:{CODE_INSIDE}:ro", "--entrypoint", "python3", image),
-        *("-s", "-S", "-P", f"{CODE_INSIDE}/inside/main.py", WORK, "watch-disk"),
+        *("-s", "-S", "-P", f"{CODE_INSIDE}/inside/start_agent.py", WORK, "watch-disk"),
     ]

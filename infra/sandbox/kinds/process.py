@@ -18,10 +18,16 @@ from pathlib import Path
 from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
 from infra.sandbox.connection import Connection
-from infra.sandbox.contract import SandboxLost
-from infra.sandbox.limits import Limits
-from infra.sandbox.python import Demand, Level, Mechanism, level, readable_paths, require
-from infra.sandbox.scratch import make_scratch_folder
+from infra.sandbox.python import (
+    Demand,
+    Level,
+    Mechanism,
+    level,
+    make_scratch_folder,
+    readable_paths,
+    require,
+)
+from infra.sandbox.sandbox import Limits, SandboxLost
 
 ZYGOTE = Path(__file__).parent.parent / "inside" / "zygote.py"
 ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}

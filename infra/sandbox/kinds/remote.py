@@ -21,8 +21,14 @@ from infra.sandbox.agent_sandbox import (
     result_of,
     within,
 )
-from infra.sandbox.contract import SandboxLost, SandboxRefused, Snapshot, inside
-from infra.sandbox.limits import Limits, SandboxResult
+from infra.sandbox.sandbox import (
+    Limits,
+    SandboxLost,
+    SandboxRefused,
+    SandboxResult,
+    Snapshot,
+    inside,
+)
 
 IDLE_SECONDS = 600.0
 """without a request after which the server ends a sandbox: its owner was killed"""
@@ -51,7 +57,7 @@ def start(limits: Limits, *, url: str, key: str) -> RemoteSandbox:
 
 
 class RemoteSandbox:
-    """Keeps the contract of `infra.sandbox.contract.Sandbox`."""
+    """Keeps the contract of `infra.sandbox.sandbox.Sandbox`."""
 
     def __init__(self, client: httpx.Client, identity: str, limits: Limits) -> None:
         self._client, self._identity, self._limits = client, identity, limits

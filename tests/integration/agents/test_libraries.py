@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from curricula.registry import build as build_curriculum
+from curricula.built_in_curricula import build as build_curriculum
 from engines.agents.library_driver import LibraryDriver
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Message, Problem, Rollout, Status
 from infra.errors import InputError
 from infra.processes.part_process import PartFailed
-from rewards.registry import build as build_reward
+from rewards.built_in_rewards import build as build_reward
 from tests.parts.agent_parts import Script, TextChat, attempt_of
 from tests.parts.clients import library
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from curricula.registry import build as build_curriculum
+from curricula.built_in_curricula import build as build_curriculum
 from infra.errors import InputError
 from tests.parts.clients import TASKS, library
 

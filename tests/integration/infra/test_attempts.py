@@ -24,9 +24,9 @@ from tasks.domain import CurriculumSpec
 from tasks.durable import attempts, launch
 from tasks.durable.attempts import RunPlace, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.durable.claims import Claims, Owner
-from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher, log_path
 from tasks.durable.protocol import JobInput, job_path
+from tasks.durable.stage_identity import stage_identity
 from tasks.stage import Resources, StageResources
 from tests.parts.machine import until
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.artifacts import NamedModel, find_named_model
 from flows.command.main import main
 from flows.command.models.export import export_model
+from flows.command.models.named_artifacts import NamedModel, find_named_model
 from infra.errors import CorruptArtifact
 from infra.store.store import Store
 from tests.parts.chat_parts import random_base

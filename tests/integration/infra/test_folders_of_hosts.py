@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engines.devices.cluster import on_node
-from engines.devices.folders import RankFolders, other_nodes, upload_stand_in
+from engines.devices.folder_transfer import RankFolders, other_nodes, upload_stand_in
+from engines.devices.ray_cluster import on_node
 from infra.errors import EngineError, StorageError
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store

@@ -1,5 +1,5 @@
 """Prefect's server removes runs that ended long ago, by the settings that `up` gives it, and none
-that runs, waits or is tried again."""
+that runs, waits or is tried again. Transactions that write at one time wait for one another."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from prefect.server.database import provide_database_interface
 from prefect.server.schemas.core import Flow, FlowRun
 from prefect.server.schemas.states import Cancelled, Completed, Failed, Paused, Running, Scheduled
 from prefect.server.services.db_vacuum import vacuum_old_flow_runs
+from flows.page.prefect_app import lock_sqlite_first
 
 STATES = {
     "running": [Running()], "tried again": [Running(), Failed(), Running()], "paused": [Paused()],
@@ -32,7 +33,14 @@ STATES = {
 }
 LONG_AGO = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=100)
 
+async def read_and_write(db, name) -> None:
+    async with db.session_context(begin_transaction=True) as session:
+        await models.flows.count_flows(session=session)
+        await asyncio.sleep(0.05)
+        await models.flows.create_flow(session=session, flow=Flow(name=name))
+
 async def main() -> None:
+    lock_sqlite_first()
     db = provide_database_interface()
     async with (await db.engine()).begin() as connection:  # quicker than Prefect's migrations
         for table in db.Base.metadata.sorted_tables:
@@ -54,7 +62,8 @@ async def main() -> None:
         left = (await session.execute(sa.select(run.name))).scalars().all()
         done = await models.flow_runs.set_flow_run_state(
             session=session, flow_run_id=ids["running"], state=Completed())
-        print(json.dumps([sorted(left), done.status.value]))
+    await asyncio.gather(*(read_and_write(db, str(n)) for n in range(4)))
+    print(json.dumps([sorted(left), done.status.value]))
 
 asyncio.run(main())
 """

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
+from curricula.built_in_curricula import build
 from curricula.reasoning import Reasoning
-from curricula.registry import build
 from engines.types import Message, Problem, Status, Transcript
-from rewards.math import Math
-from rewards.math_judge import MathJudge, TookTooLong
+from rewards.math import Math, MathJudge, TookTooLong
 
 pytestmark = pytest.mark.integration
 

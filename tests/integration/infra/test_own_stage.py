@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from flows.checks.recipe import cautions, check_recipe
+from flows.checks.recipe_checks import cautions, check_recipe
 from flows.load import load_recipe, validate_recipe
 from flows.path import PathStage
 from flows.plan import PlannedStage
@@ -21,8 +21,8 @@ from infra.store.store import Store
 from infra.user_files import install_hooks, read_hooks
 from tasks.base.spec import BaseSpec
 from tasks.durable.attempts import RunPlace, StageWork, run_stage
-from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher
+from tasks.durable.stage_identity import stage_identity
 from tasks.stage import Resources, StageResources, StageSpec
 from tests.integration.infra.test_attempts import Seen
 

@@ -21,7 +21,7 @@ from infra.access import basic, prepare_key
 from infra.errors import InfrastructureError
 from infra.home import home
 from infra.processes.children import ProcessRecord, family, start, terminate, wait_ready
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from infra.stack.database import VARIABLE, Database, database
 from infra.stack.record import Stack, new_stack
 from infra.stack.services import services

@@ -10,14 +10,14 @@ import pytest
 
 from engines.types import Message, Status, Transcript
 from infra.errors import InputError
-from infra.reasoning_gym_library import load_reasoning_gym
+from infra.libraries.library import load_reasoning_gym
 
 with warnings.catch_warnings():  # one of the library's own dependencies compiles with a warning
     warnings.simplefilter("ignore")
     load_reasoning_gym()
 
-from curricula.registry import build
-from rewards.registry import build as build_reward
+from curricula.built_in_curricula import build
+from rewards.built_in_rewards import build as build_reward
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +70,7 @@ def test_reasoning_gym_works_without_pycosat_and_names_it_where_it_is_needed() -
 import sys, warnings
 warnings.simplefilter("ignore")
 sys.modules["pycosat"] = None
-from curricula.registry import build
+from curricula.built_in_curricula import build
 from infra.errors import InputError
 assert build("reasoning-gym", {"dataset": "gcd"}).problems("rl", 2, 0)
 try:

@@ -16,13 +16,10 @@ import pytest
 
 from curricula.coding.repository import KINDS, Size, draw_repository
 from engines.types import Message, Problem, Status, ToolCall, Transcript
-from infra.repositories.checking import Check, Judgement, judge
-from infra.repositories.files import Files
-from infra.repositories.sandboxes import pool
-from infra.repositories.testing import report
+from infra.repositories import Check, Files, Judgement, judge, pool, report
 from infra.sandbox.python import level
-from rewards import repository
-from rewards.registry import build
+from rewards import agent_outcomes
+from rewards.built_in_rewards import build
 
 pytestmark = pytest.mark.integration
 
@@ -227,7 +224,7 @@ async def test_the_same_files_are_judged_once_if_the_recipe_says_so(
         judged.append(final["cat.py"])
         return judge(original, final, *others)
 
-    monkeypatch.setattr(repository, "judge", counted)
+    monkeypatch.setattr(agent_outcomes, "judge", counted)
     reward = build("repository-tests", {"once": True})
     repair, other = edit("cat.py", "a - b", "a + b"), edit("cat.py", "a - b", "a * b")
     rollouts = [transcript(call) for call in (repair, other, repair, repair, other)]

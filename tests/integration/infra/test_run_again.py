@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from infra.config import Config
-from tasks.place import Place
+from tasks.path_context import Place
 from tasks.stage import StageSpec
 
 

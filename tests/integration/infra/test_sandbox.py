@@ -237,8 +237,8 @@ def test_a_broken_launcher_is_an_error_that_says_so(monkeypatch, tmp_path: Path)
 
 
 async def test_the_agents_python_tool_computes_what_its_problems_ask():
-    from curricula.registry import build
-    from rewards.registry import build as build_reward
+    from curricula.built_in_curricula import build
+    from rewards.built_in_rewards import build as build_reward
 
     curriculum = build("agent", {"levels": ["hard"]})
     reward = build_reward("agent-answer")

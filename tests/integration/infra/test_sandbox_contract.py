@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from infra.errors import InputError
-from infra.sandbox.contract import Sandbox, SandboxLost, SandboxRefused, Snapshot
 from infra.sandbox.kinds import bubblewrap, container, process, remote
-from infra.sandbox.limits import Limits
+from infra.sandbox.sandbox import Limits, Sandbox, SandboxLost, SandboxRefused, Snapshot
 from tests.parts.sandbox_kinds import KINDS, Start, starting
 from tests.parts.sandbox_server import sandbox_server
 
@@ -284,7 +283,7 @@ def test_a_remote_server_that_refuses_or_is_gone() -> None:
 def test_a_killed_owner_leaves_nothing() -> None:
     owner = (
         "import time\nfrom infra.sandbox.kinds import process, bubblewrap\n"
-        "from infra.sandbox.limits import Limits\nfrom infra.sandbox.python import Level\n"
+        "from infra.sandbox.sandbox import Limits\nfrom infra.sandbox.python import Level\n"
         "held = [process.start(Limits()),"
         " process.start(Limits(), confinement=Level(('landlock', 'seccomp')))]\n"
         "if not bubblewrap.refusal(): held.append(bubblewrap.start(Limits()))\n"

@@ -17,9 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.sandbox.contract import SandboxRefused, Snapshot
 from infra.sandbox.kinds import bubblewrap, process
-from infra.sandbox.limits import Limits
+from infra.sandbox.sandbox import Limits, SandboxRefused, Snapshot
 from tests.parts.machine import until
 from tests.parts.sandbox_attacks import AMONG_MANY, IN_A_CONTAINER, PROGRAM, attacks
 from tests.parts.sandbox_kinds import KINDS, starting
@@ -61,7 +60,7 @@ def test_none_of_many_attacks_works_for_another_user(kind: str) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from infra.sandbox.kinds import bubblewrap, process\n"
-        "from infra.sandbox.limits import Limits\n"
+        "from infra.sandbox.sandbox import Limits\n"
         f"kind, program = {kind!r}, {PROGRAM!r}\n"
         "numbers = (1, 64) if kind == 'bubblewrap' else (1,)\n"
         "for many in numbers:\n"

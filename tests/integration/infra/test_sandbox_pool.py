@@ -11,11 +11,10 @@ import psutil
 import pytest
 
 from infra.errors import InputError
-from infra.sandbox.contract import SandboxLost
 from infra.sandbox.kinds import process
-from infra.sandbox.limits import Limits
 from infra.sandbox.pool import Pool, PoolBusy
 from infra.sandbox.python import level
+from infra.sandbox.sandbox import Limits, SandboxLost
 
 pytestmark = pytest.mark.integration
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from engines.weights.disk_delta.folder import remove_all_but
+from engines.weights.disk_delta.delta_manifest import remove_all_but
 from infra.errors import CorruptArtifact, FencedOut, StorageError
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.store.store import Store, file_sha256
 from tasks.base.import_folder import import_model
-from tasks.durable.identity import folder_fingerprint
+from tasks.durable.stage_identity import folder_fingerprint
 from tests.parts.chat_parts import random_base
 from tests.parts.delta_trainer import DeltaTrainer, copy_apart
 from tests.parts.s3_services import Service, moto, rgw

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.command.artifacts import find_named_model
+from flows.command.models.named_artifacts import find_named_model
 from flows.distill_rounds import FLOW, Round, plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -28,14 +28,15 @@ from flows.reports.outcome import Best, ScoreCell
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactRecord
-from infra.tracking.aliases import aliased_artifacts
 from infra.tracking.old_curves import thin_curves
+from infra.tracking.pages import front_page
 from infra.tracking.rest import Dataset, Metric, MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.system_metrics import measured
-from infra.tracking.tracker import Tracker
+from infra.tracking.tracker import Tracker, aliased_artifacts
 from tasks.durable.attempts import StageWork
 from tests.parts.chat_parts import random_base
+from tests.parts.machine import network
 from tests.parts.mlflow_server import MlflowServer
 from tests.parts.prefect_form import DRAWN_LATER
 from tests.parts.run_records import put_artifact
@@ -157,7 +158,7 @@ def test_an_alias_moves_to_the_newest_version_and_a_digest_registers_once(mlflow
     assert httpx.get(path, params=query).json()["model_version"]["version"] == "2"
     create = f"{mlflow_uri}/api/2.0/mlflow/model-versions/create"
     with httpx.Client() as client:  # more than one page of MLflow's search
-        for _ in range(200):
+        for _ in range(101):
             client.post(create, json={"name": "demo-reasoning", "source": "file:///other"})
     assert tracker.register_model("demo-reasoning", Made(run), "sft", {}) == "1"
 
@@ -172,7 +173,7 @@ def test_an_artifact_is_found_by_its_alias_and_kept_for_it(
     tracker.register_model("lab-agent", here, "best", {})
     tracker.register_model("lab-agent", here, "rl", {})
     stack = SimpleNamespace(mlflow_uri=mlflow_uri)
-    monkeypatch.setattr("flows.command.artifacts.load_stack", lambda: stack)
+    monkeypatch.setattr("flows.command.models.named_artifacts.load_stack", lambda: stack)
     found = find_named_model("lab-agent@best", "")
     assert found.record is not None
     assert found.record.digest == made.digest
@@ -273,7 +274,8 @@ def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
     from playwright.sync_api import sync_playwright
 
     links = _tracked(mlflow_uri)
-    with sync_playwright() as playwright:
+    assert front_page(mlflow_uri) == links["MLflow scores"]
+    with network(is_changed=False), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1600, "height": 900})
         wrong: list[str] = []
@@ -281,7 +283,7 @@ def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
         page.on("console", lambda said: wrong.extend(_told_wrong(said)))
         page.on("response", lambda reply: wrong.append(reply.url) if reply.status >= 400 else None)
         for title, texts in {
-            "MLflow scores": ["run-1: agent 0.75", "score/agent", "0.75"],
+            "MLflow scores": ["agent 0.75 (run-1)", "score/agent", "0.75"],
             "MLflow comparison": ["agent-rl (outcome_mean)", "reasoning-rl (outcome_mean)"],
             "MLflow run": ["mean outcome", "reasoning-sft"],
             "experiment": ["agent: agent 0.750", "mean outcome"],

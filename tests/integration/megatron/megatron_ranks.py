@@ -11,10 +11,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
-from infra.processes.ports import free_ports
+from engines.megatron.spec import ROLES, CriticSettings, Optimizer, Parallel, Role, TrainerSettings
+from infra.hooks import resolve
+from infra.processes.network import free_ports
 
 REPLY_TIMEOUT = 120.0
+MOST_THREADS = 400
+EACH_LAYOUT = bool(os.environ.get("TRIBUTARY_TEST_EACH_LAYOUT"))
+"""all combinations (`make layouts`), or those that say most"""
 ALONE = Parallel()
 LAYOUTS = {
     "tp2": Parallel(tp=2),
@@ -29,6 +33,12 @@ COMBINED = {
     "tp2-cp2": Parallel(tp=2, cp=2),
     "dp2-cp2": Parallel(dp=2, cp=2),
 }
+EXPERTS = {
+    "ep2": Parallel(dp=2, ep=2),
+    "tp2-ep2": Parallel(tp=2, ep=2, etp=1),
+    "tp2-dp2-ep2": Parallel(tp=2, dp=2, ep=2),
+}
+"""of mixtures of experts only"""
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "kept": {},
     "attention": {"recompute_granularity": "selective"},
@@ -61,6 +71,8 @@ class TrainerArgs:
     total_steps: int = 10
     critic: CriticSettings | None = None
     """how it learns values; None: a policy"""
+    policy: Role = "policy"
+    """what a policy learns from"""
 
 
 class Ranks:
@@ -75,17 +87,31 @@ class Ranks:
 
     def _grow(self, count: int) -> None:
         for _ in range(len(self._pipes), count):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            self._pipes.append(ours)
+            pipe, process = self._started()
+            self._pipes.append(pipe)
             self._processes.append(process)
+
+    def _renew(self, count: int) -> None:
+        """New processes for those in which jobs before have left many threads of gloo's groups:
+        hundreds that wake for nothing cost half of a core."""
+        for rank, process in enumerate(self._processes[:count]):
+            if len(os.listdir(f"/proc/{process.pid}/task")) > MOST_THREADS:
+                process.kill()
+                process.join(10)
+                self._pipes[rank], self._processes[rank] = self._started()
+
+    def _started(self) -> tuple[Connection, Any]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        return ours, process
 
     def run(self, job: Callable[..., Any], args: TrainerArgs, *rest: Any) -> Any:
         """`job(trainer, *rest)` on every rank of the layout; returns rank 0's answer, or raises
         the error of the first rank that had one."""
         world = args.parallel.world_size
         self._grow(world)
+        self._renew(world)
         rendezvous = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         for rank, pipe in enumerate(self._pipes[:world]):
             pipe.send((job, args, rest, rank, rendezvous))
@@ -106,10 +132,10 @@ class Ranks:
 
 def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes of its own, which import torch
     import torch
 
-    from engines.megatron.train.critic import CriticTrainer
-    from engines.megatron.train.trainer import RlTrainer, start_parallel, stop_parallel
+    from engines.megatron.rl.trainer import start_parallel, stop_parallel
 
     torch.set_num_threads(1)
     while True:
@@ -117,8 +143,9 @@ def _serve(pipe: Connection) -> None:
         try:
             start_parallel(rank, args.parallel.world_size, rendezvous, args.parallel)
             made = (args.spec, args.optimizer, args.parallel, args.model, args.seed)
-            made = (*made, args.total_steps)
-            trainer = RlTrainer(*made) if args.critic is None else CriticTrainer(*made, args.critic)
+            of_critic = () if args.critic is None else (args.critic,)
+            role = ROLES["critic" if of_critic else args.policy]
+            trainer = resolve("role", role, {})(*made, args.total_steps, *of_critic)
             answer = (None, job(trainer, *rest))
         except Exception as error:
             error.add_note(traceback.format_exc())

@@ -12,15 +12,18 @@ from tests.parts.chat_parts import SEARCH, problem, random_base
 pytestmark = pytest.mark.integration
 
 
-def test_transformers_loads_the_random_base_with_no_tensor_missing_or_left_over(tmp_path: Path):
+@pytest.mark.parametrize(("experts", "name"), [(0, "Qwen3"), (4, "Glm4Moe")])
+def test_transformers_loads_the_random_base_with_no_tensor_missing_or_left_over(
+    experts: int, name: str, tmp_path: Path
+):
     import torch
     from transformers import AutoModelForCausalLM
 
-    folder = random_base(tmp_path / "base")
+    folder = random_base(tmp_path / "base", experts=experts)
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not report[kind], kind
-    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert type(model).__name__ == f"{name}ForCausalLM"
     with torch.no_grad():
         assert torch.isfinite(model(torch.tensor([[5, 300, 7]])).logits).all()
 

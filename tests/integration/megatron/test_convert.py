@@ -11,8 +11,8 @@ from engines.megatron.convert.dist_folder import DistWeights
 from engines.megatron.hf.folder import HfWeights
 from flows.command.main import main
 from tasks.base.import_folder import import_model
-from tasks.durable.identity import folder_fingerprint
-from tasks.model_folder.report import report_model
+from tasks.durable.stage_identity import folder_fingerprint
+from tasks.model_folder.folder_report import report_model
 from tests.integration.megatron.megatron_models import make_model
 from tests.parts.chat_parts import random_base
 from tests.parts.tiny import tiny_model
@@ -35,7 +35,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
         assert torch.equal(first.read(name), second.read(name)), name
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3"])
+@pytest.mark.parametrize("name", ["glm4", "olmo2", "phi3", "qwen3_moe", "glm4_moe"])
 def test_a_model_goes_there_and_back(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

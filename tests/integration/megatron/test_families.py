@@ -7,24 +7,45 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from engines.devices.host_agent import HostAgent
-from engines.families.common.config import read_config
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import family_names, model_shape
 from engines.megatron.hf.folder import HfWeights
+from engines.megatron.hf.layout import served_weights
+from engines.megatron.spec import TrainerSettings
+from engines.megatron.train.objectives import SftObjective
+from engines.megatron.train.pack import FlatSequences
 from engines.sglang.client import GenerationClient
-from engines.sglang.servers.place import Place
+from engines.sglang.servers.server import Place
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from tests.integration.megatron.megatron_models import make_model
-from tests.integration.megatron.megatron_ranks import ALONE, LAYOUTS, Ranks, TrainerArgs
+from engines.weights.disk import load_folder
+from engines.weights.transport import ServerWeights, find_targets, server_weights
+from tests.integration.megatron.megatron_models import make_model, sequences
+from tests.integration.megatron.megatron_ranks import (
+    ALONE,
+    EACH_LAYOUT,
+    EXPERTS,
+    LAYOUTS,
+    LENGTHS,
+    Ranks,
+    TrainerArgs,
+)
+from tests.parts.families import EXAMPLES
 from tests.parts.tiny import tiny_model
+from tests.parts.whole_weights import TRANSPORTS, whole_weights
 
 pytestmark = pytest.mark.integration
 FAMILIES = family_names()
+MIXTURES = [name for name in FAMILIES if EXAMPLES[name].experts]
+SMALL = 100_000
+"""bytes of a bucket: a tiny model needs many"""
+PLACES = {"alone": ALONE, **LAYOUTS, **EXPERTS}
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +59,10 @@ def exported(trainer: Any) -> dict[str, Any]:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in trainer.hf_tensors()}
 
 
-def scored(trainer: Any, sequences: list[list[int]]) -> list[list[float]]:
-    return trainer.logprobs(sequences)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(
+    ("family", "is_tied"),
+    [*[(name, False) for name in FAMILIES], *[(n, True) for n in FAMILIES if n not in MIXTURES]],
+)
 def test_the_tensors_we_expect_are_those_transformers_writes(
     family: str, is_tied: bool, tmp_path: Path
 ) -> None:
@@ -55,30 +74,176 @@ def test_the_tensors_we_expect_are_those_transformers_writes(
     assert shape.family.architecture in read_config(folder)["architectures"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", ["alone", "tp2", "pp2"])
-def test_weights_come_back_from_megatron_to_the_bit(
-    family: str, layout: str, ranks: Ranks, models: dict[str, tuple[Path, Any]]
-) -> None:
-    folder, _ = models[family]
-    found = ranks.run(exported, TrainerArgs(folder, {"alone": ALONE, **LAYOUTS}[layout]))
-    source = HfWeights(folder)
-    assert set(found) == set(source.file_of)
-    for name, tensor in found.items():
-        assert torch.equal(torch.from_numpy(tensor), source.read(name)), name
+CASES = [
+    *[(family, layout) for family in FAMILIES for layout in ("alone", "tp2", "pp2")],
+    *[(family, layout) for family in MIXTURES for layout in EXPERTS],
+]
+TELLING = [
+    *[(family, layout) for family in FAMILIES for layout in ("alone", "tp2")],
+    *[("qwen3", "pp2"), ("glm4_moe", "pp2"), ("qwen3_moe", "tp2-ep2")],
+    *[("glm4_moe", "ep2"), ("glm4_moe", "tp2-dp2-ep2")],
+]
+"""families differ in the tensors that ranks share; layers and sequences are cut alike in all"""
+SPLIT = [(family, "cp2") for family in (FAMILIES if EACH_LAYOUT else ("qwen3", "glm4_moe"))]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", ["alone", "tp2", "pp2", "cp2"])
-def test_logprobs_of_the_trainer_are_those_of_transformers(
+def worked(
+    trainer: Any, texts: list[list[int]], batch: list[Any]
+) -> tuple[dict[str, Any], list[list[float]], dict[str, Any], dict[str, float]]:
+    """Weights and logprobs; gradients, of one process; metrics of a step."""
+    weights, logprobs = exported(trainer), trainer.logprobs(texts)
+    found = gradients(trainer, batch) if trainer.layout.parallel == ALONE else {}
+    (metrics,) = trainer.sft_steps([batch])
+    return weights, logprobs, found, metrics
+
+
+@pytest.mark.parametrize(("family", "layout"), [*(CASES if EACH_LAYOUT else TELLING), *SPLIT])
+def test_weights_come_back_to_the_bit_and_give_the_numbers_of_transformers(
     family: str, layout: str, ranks: Ranks, models: dict[str, tuple[Path, Any]]
 ) -> None:
     folder, reference = models[family]
-    sequences = [[(7 * i + 3 * j) % 96 for j in range(4 + 9 * i)] for i in range(4)]
-    args = TrainerArgs(folder, {"alone": ALONE, **LAYOUTS}[layout])
-    for tokens, found in zip(sequences, ranks.run(scored, args, sequences), strict=True):
+    texts = [[(7 * i + 3 * j) % 96 for j in range(4 + 9 * i)] for i in range(4)]
+    batch = sequences(LENGTHS)
+    args = TrainerArgs(folder, PLACES[layout])
+    weights, logprobs, found, metrics = ranks.run(worked, args, texts, batch)
+    source = HfWeights(folder)
+    assert set(weights) == set(source.file_of)
+    for name, tensor in weights.items():
+        assert torch.equal(torch.from_numpy(tensor), source.read(name)), name
+    for tokens, values in zip(texts, logprobs, strict=True):
         expected = logprobs_of(reference, tokens)
-        assert found[-len(expected) :] == pytest.approx(expected, abs=2e-5)
+        assert values[-len(expected) :] == pytest.approx(expected, abs=5e-6)
+    loss = nll_of(reference, batch)
+    wanted = gradients_of(reference, loss)
+    norm = sum(float(gradient.square().sum()) for gradient in wanted.values()) ** 0.5
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    if layout == "alone":
+        assert_gradients(found, wanted)
+
+
+def gradients(trainer: Any, batch: list[Any]) -> dict[str, Any]:
+    """By HF name, after the forward and backward pass of a supervised step in one process."""
+    flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
+    trainer.forward_backward(flat, np.arange(len(batch)), SftObjective())
+    found: dict[str, Any] = {}
+    for served in served_weights(trainer.network, trainer.shape, trainer.layout):
+        if (summed := getattr(served.weight.param, "main_grad", None)) is None:
+            continue  # a router's bias
+        whole = [torch.empty(size) for _, size in served.tensors]
+        served.place(summed, 0, whole)
+        names = [name for name, _ in served.tensors]
+        found |= {name: tensor.numpy() for name, tensor in zip(names, whole, strict=True)}
+    return found
+
+
+def gradients_of(reference: Any, loss: Any) -> dict[str, Any]:
+    """Those of this loss of a transformers model, by the names in its folder."""
+    named = dict(reference.named_parameters())
+    grads = torch.autograd.grad(loss, list(named.values()))
+    return dict(stored_as(dict(zip(named, grads, strict=True))))
+
+
+def assert_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert set(found) == set(expected)
+    for name, gradient in expected.items():
+        apart = float((torch.from_numpy(found[name]) - gradient).abs().max())
+        assert apart <= 1e-4 * float(gradient.abs().max()), name
+
+
+def nll_of(reference: Any, batch: list[Any]) -> Any:
+    """The mean negative log-likelihood of the trained tokens."""
+    loss: Any = 0
+    for s in batch:
+        logprobs = reference(torch.tensor([s.tokens])).logits[0, :-1].log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(s.tokens[1:])[:, None])[:, 0]
+        loss = loss - (chosen * torch.tensor(s.loss_mask[1:])).sum()
+    return loss / sum(sum(s.loss_mask[1:]) for s in batch)
+
+
+TERMS = {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.05}
+WHOLE = 1024
+"""tokens of a micro-batch that holds the whole batch: a term of its own in every micro-batch"""
+
+
+def with_terms(trainer: Any, batch: list[Any]) -> tuple[Any, Any, dict[str, float]]:
+    """Gradients, biases of the routers after them, and how even the experts' load was."""
+    found = gradients(trainer, batch)
+    biases = {k: v for k, v in exported(trainer).items() if k.endswith("correction_bias")}
+    return found, biases, trainer._routers.load(trainer.layout)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_terms_of_the_routers_are_those_worked_out_from_their_scores(
+    family: str, ranks: Ranks, models: dict[str, tuple[Path, Any]]
+) -> None:
+    """Each is the mean over tokens, though fewer tokens are trained; the bias of an expert with
+    fewer tokens than the mean rises by the rate, that of one with more falls."""
+    folder, reference = models[family]
+    batch, rate = sequences(LENGTHS), 0.01
+    options = TERMS | ({"moe_router_bias_update_rate": rate} if family == "glm4_moe" else {})
+    spec = TrainerSettings(micro_batch_tokens=WHOLE, megatron=options)
+    found, biases, load = ranks.run(with_terms, TrainerArgs(folder, spec=spec), batch)
+
+    gates = {n: m for n, m in reference.named_modules() if n.endswith(".mlp.gate")}
+    inputs: dict[Any, list[Any]] = {gate: [] for gate in gates.values()}
+    hooks = [
+        gate.register_forward_pre_hook(lambda of, given: inputs[of].append(given[0].flatten(0, -2)))
+        for gate in inputs
+    ]
+    loss, highest = nll_of(reference, batch), 0.0
+    for hook in hooks:
+        hook.remove()
+    for name, gate in gates.items():
+        logits = torch.cat(inputs[gate]) @ gate.weight.T
+        scores = logits.sigmoid() if family == "glm4_moe" else logits.softmax(-1)
+        bias = getattr(gate, "e_score_correction_bias", torch.zeros(4))
+        sent = torch.bincount((scores + bias).topk(2).indices.flatten(), minlength=4)
+        scores = scores / scores.sum(-1, keepdim=True)
+        best = torch.bincount(scores.topk(2).indices.flatten(), minlength=4)
+        balance = 4 * (best / best.sum() * scores.mean(0)).sum()
+        loss = loss + 0.3 * balance + 0.05 * logits.logsumexp(-1).square().mean()
+        mean = sent.float().mean()
+        highest = max(highest, float(sent.max() / mean))
+        if biases:
+            expected = bias + rate * (mean - sent).sign()
+            stored = torch.from_numpy(biases[f"{name}.e_score_correction_bias"])
+            assert torch.allclose(stored, expected, rtol=0, atol=1e-7), name
+    assert len(gates) == (3 if family == "glm4_moe" else 4)
+    assert load == {"expert_load_max": pytest.approx(highest, rel=1e-6), "experts_idle_max": 0}
+    assert_gradients(found, gradients_of(reference, loss))
+
+
+def one_step(trainer: Any, batch: list[Any]) -> dict[str, float]:
+    (metrics,) = trainer.sft_steps([batch])
+    return {name: metrics[name] for name in ("loss", "grad_norm", "expert_load_max")}
+
+
+@pytest.mark.parametrize("layout", ["pp2", "cp2", "tp2-ep2"])
+def test_ranks_that_share_a_micro_batch_add_the_same_terms(
+    layout: str, ranks: Ranks, models: dict[str, tuple[Path, Any]]
+) -> None:
+    folder, _ = models["glm4_moe"]
+    batch = sequences([40, 8, 24, 12])  # nothing is padded
+    spec = TrainerSettings(micro_batch_tokens=WHOLE, megatron=TERMS)
+    alone = ranks.run(one_step, TrainerArgs(folder, spec=spec), batch)
+    shared = ranks.run(one_step, TrainerArgs(folder, PLACES[layout], spec), batch)
+    assert shared == pytest.approx(alone, rel=1e-5)
+    plain = ranks.run(one_step, TrainerArgs(folder), batch)
+    assert abs(plain["grad_norm"] - alone["grad_norm"]) > 1e-3 * plain["grad_norm"]
+
+
+def stored_as(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As a folder stores them: transformers has all experts of a layer in one tensor."""
+    for name, tensor in tensors.items():
+        place, _, kind = name.partition(".experts.")
+        if not kind:
+            yield name, tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = {"gate_up_proj": ("gate_proj", "up_proj")}.get(kind, (kind,))
+            for part, own in zip(parts, expert.chunk(len(parts)), strict=True):
+                yield f"{place}.experts.{number}.{part}.weight", own
 
 
 def logprobs_of(reference: Any, tokens: list[int]) -> list[float]:
@@ -115,7 +280,35 @@ def test_logprobs_of_sglang_are_those_of_transformers(
         assert len(said.token_ids) > 0
 
 
-async def generate(url: str, prompts: list[list[int]]) -> list[Generation]:
-    async with GenerationClient(url) as client:
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_has_the_same_bits_in_any_batch_and_by_each_transport(
+    family: str, slots: ServerSlots, tmp_path: Path
+) -> None:
+    folders = [tiny_model(tmp_path / str(seed), family, seed) for seed in range(2)]
+    router = slots.prepare({"server-0": Place(tp=1)}, FleetSpec(), folders[0], 0)
+    prompts = [[(11 * i + j) % 256 for j in range(3 + 5 * i)] for i in range(6)]
+
+    def bits(max_batch: int) -> list[tuple[bytes, bytes]]:
+        said = asyncio.run(generate(router.url, prompts, max_batch))
+        return [(each.token_ids.tobytes(), each.logprobs.tobytes()) for each in said]
+
+    urls = [slots["server-0"].url]
+    before = bits(6)
+    load_folder(folders[1], urls, 1)
+    loaded, held = bits(6), server_weights(urls[0]).checksum
+    assert loaded != before
+    assert bits(1) == loaded
+    for version, (name, make) in enumerate(TRANSPORTS.items(), 2):
+        load_folder(folders[0], urls, 1)
+        transport = make(tmp_path / "shared")
+        weights = whole_weights(folders[1], SMALL)
+        transport.push(weights, find_targets(urls), version)
+        transport.close()
+        assert server_weights(urls[0]) == ServerWeights(str(version), held), name
+        assert bits(6) == loaded, name
+
+
+async def generate(url: str, prompts: list[list[int]], max_batch: int = 6) -> list[Generation]:
+    async with GenerationClient(url, max_batch=max_batch) as client:
         asked = [(ids, Sampling(24, seed=i)) for i, ids in enumerate(prompts)]
         return await asyncio.gather(*(client.generate(ids, how) for ids, how in asked))

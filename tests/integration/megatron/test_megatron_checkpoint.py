@@ -126,6 +126,31 @@ def test_another_layout_continues_the_run(
         assert np.abs(resumed["weights"][name] - tensor).max() < 1e-4, name
 
 
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (Parallel(dp=2, ep=2), Parallel(dp=2, ep=2)),
+        (Parallel(dp=2, ep=2), Parallel()),
+        (Parallel(), Parallel(tp=2, ep=2, etp=1)),
+    ],
+    ids=["ep2-to-ep2", "ep2-to-1", "1-to-tp2-ep2"],
+)
+def test_ranks_that_share_out_experts_continue_the_run_of_others(
+    saved: Parallel, loaded: Parallel, ranks: Ranks, tmp_path: Path
+) -> None:
+    make_model("glm4_moe", tmp_path / "model")
+    whole = ranks.run(train_and_save, TrainerArgs(tmp_path / "model", saved), tmp_path / "step-3")
+    args = TrainerArgs(tmp_path / "model", loaded, seed=99)
+    resumed = ranks.run(load_and_train, args, tmp_path / "step-3")
+    assert resumed["changed"] == []
+    bound = 0.0 if saved == loaded else 1e-4
+    for a, b in zip(resumed["metrics"], whole["metrics"], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=bound, abs=0)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=bound, abs=0)
+    for name, tensor in whole["weights"].items():
+        assert np.abs(resumed["weights"][name] - tensor).max() <= bound, name
+
+
 def test_a_folder_without_a_checkpoint_is_refused(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:

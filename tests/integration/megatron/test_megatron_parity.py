@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from tests.integration.megatron.megatron_models import make_model, samples, sequ
 from tests.integration.megatron.megatron_ranks import (
     ALONE,
     COMBINED,
+    EACH_LAYOUT,
+    EXPERTS,
     LAYOUTS,
     LENGTHS,
     RECOMPUTE,
@@ -25,6 +26,7 @@ from tests.integration.megatron.megatron_ranks import (
 
 pytestmark = pytest.mark.integration
 
+MIXTURES = ("qwen3_moe", "glm4_moe")
 WIDE = {"clip_low": 0.05, "clip_high": 0.05}
 ALGORITHMS = {
     "token_mean": Algorithm(),
@@ -75,16 +77,17 @@ def train(trainer: Any, algorithm: Algorithm, teacher: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    for name in ("qwen3", "qwen2"):
+    for name in ("qwen3", "qwen2", *MIXTURES):
         make_model(name, root / name)
     varied(root / "qwen3", root / "teacher", seed=1)
-    return {name: root / name for name in ("qwen3", "qwen2", "teacher")}
+    return {name: root / name for name in ("qwen3", "qwen2", "teacher", *MIXTURES)}
 
 
 @pytest.fixture(scope="module")
 def alone(ranks: Ranks, folders: dict[str, Path]) -> dict[str, Any]:
     """What one process does."""
-    cases = [("qwen3", how) for how in ALGORITHMS] + [("qwen2", "token_mean")]
+    cases = [("qwen3", how) for how in ALGORITHMS]
+    cases += [(name, "token_mean") for name in ("qwen2", *MIXTURES)]
     return {
         f"{name} {how}": ranks.run(
             train, TrainerArgs(folders[name]), ALGORITHMS[how], folders["teacher"]
@@ -98,10 +101,13 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
     return max(float(np.abs(a[name] - b[name]).max()) for name in a)
 
 
-EACH = bool(os.environ.get("TRIBUTARY_TEST_EACH_LAYOUT"))
-"""all combinations (`make layouts`), or those that say most"""
+WITH_EXPERTS = [
+    *[("qwen3_moe", layout) for layout in ("cp2", "ep2", "tp2-ep2")],
+    *[("glm4_moe", layout) for layout in ("tp2", "pp2", "ep2", "tp2-dp2-ep2")],
+]
 TELLING = [
-    *[(layout, "qwen3 token_mean", "kept") for layout in LAYOUTS],
+    *[(layout, f"{name} token_mean", "kept") for name, layout in WITH_EXPERTS],
+    *[("cp2", "qwen3 token_mean", "kept"), ("dp2", "qwen3 token_mean", "kept")],
     *[("cp2", "qwen3 sequence_mean", "kept"), ("dp2", "qwen3 sequence_mean", "kept")],
     *[("tp2", "qwen2 token_mean", "kept"), ("pp2", "qwen2 token_mean", "kept")],
     *[("cp2", "qwen3 gspo", "kept"), ("dp2", "qwen3 gspo", "kept"), ("cp2", "qwen3 opsm", "kept")],
@@ -115,6 +121,11 @@ ALL = [
     *[(layout, f"qwen3 {how}", "kept") for layout in (*LAYOUTS, *COMBINED) for how in ALGORITHMS],
     *[(layout, "qwen2 token_mean", "kept") for layout in (*LAYOUTS, *COMBINED)],
     *[
+        (layout, f"{name} token_mean", "kept")
+        for name in MIXTURES
+        for layout in (*LAYOUTS, *COMBINED, *EXPERTS)
+    ],
+    *[
         (layout, "qwen3 token_mean", activations)
         for layout in ("alone", *LAYOUTS, *COMBINED)
         for activations in RECOMPUTE
@@ -123,7 +134,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "case", "activations"), ALL if EACH else TELLING)
+@pytest.mark.parametrize(("layout", "case", "activations"), ALL if EACH_LAYOUT else TELLING)
 def test_a_layout_trains_like_one_process(
     layout: str,
     case: str,
@@ -133,7 +144,7 @@ def test_a_layout_trains_like_one_process(
     alone: dict[str, Any],
 ) -> None:
     name, how = case.split()
-    parallel = {"alone": ALONE, **LAYOUTS, **COMBINED}[layout]
+    parallel = {"alone": ALONE, **LAYOUTS, **COMBINED, **EXPERTS}[layout]
     spec = SPEC.model_copy(update={"megatron": RECOMPUTE[activations]})
     args = TrainerArgs(folders[name], parallel, spec)
     here = ranks.run(train, args, ALGORITHMS[how], folders["teacher"])

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.one_rank import one_rank
+from engines.megatron.parallel import one_rank
+from engines.megatron.rl.rl_batch import RlBatch
+from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.trainer import RlTrainer
 from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.errors import InputError, TrainingStopped

@@ -16,13 +16,13 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
-from engines.devices.kinds import TRAINER_PARTS
+from engines.devices.device_kinds import TRAINER_PARTS
 from engines.families.common.registry import family_names
 from engines.megatron.hf.folder import HfWeights
-from engines.megatron.one_rank import one_rank
+from engines.megatron.parallel import one_rank
+from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences, build_pack
-from engines.megatron.train.trainer import RlTrainer
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from engines.weight_versions import WeightVersions
@@ -318,7 +318,7 @@ def test_samples_that_cannot_be_trained_on_change_nothing(
 def test_samples_of_one_rollout_count_once_in_their_group(
     models: dict[str, tuple[Path, Any]],
 ) -> None:
-    from engines.megatron.train.rl_batch import RlBatch
+    from engines.megatron.rl.rl_batch import RlBatch
 
     batch = rollouts(trainer_of(models["qwen3"][0]))[:3]
     for sample, rollout, reward in zip(batch, ("a", "a", "b"), (1.0, 1.0, 0.0), strict=True):

@@ -18,9 +18,9 @@ from ray import cloudpickle
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
-from engines.devices.cluster import connect
 from engines.devices.find_owner import open_owner
 from engines.devices.owner import KindStatus
+from engines.devices.ray_cluster import connect
 from engines.devices.stage_lease import prewarm
 from engines.devices.units import OwnerSettings
 from engines.megatron.ranks.critic_group import lease_with_critic

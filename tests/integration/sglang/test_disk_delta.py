@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engines.weights.disk import load_folder
-from engines.weights.disk_delta.transport import DiskDelta
-from engines.weights.server_weights import ServerWeights, server_weights
+from engines.weights.disk_delta.disk_delta import DiskDelta
 from engines.weights.shared_memory import SharedMemory
-from engines.weights.transport import find_targets
+from engines.weights.transport import ServerWeights, find_targets, server_weights
 from infra.store.store import Store
 from tests.integration.conftest import SglangPair
 from tests.integration.megatron.megatron_ranks import TP2_PP2, Ranks, TrainerArgs

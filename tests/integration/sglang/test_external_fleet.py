@@ -20,7 +20,7 @@ from engines.sglang.fleet import Fleet
 from engines.sglang.http import call
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from engines.weights.server_weights import ServerWeights, server_weights
+from engines.weights.transport import ServerWeights, server_weights
 from infra.errors import EngineError, InputError, LeaseLost
 from tests.integration.conftest import SglangPair
 from tests.parts.whole_weights import push

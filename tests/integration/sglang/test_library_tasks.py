@@ -14,7 +14,7 @@ from engines.rollout.drivers.session_host import sampling_seed
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.types import Generation, Sampling, Status, TokenIds
-from tasks.base.chat_format import TEMPLATE
+from tasks.base.tokenizer import TEMPLATE
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
 from tests.integration.conftest import SglangPair
@@ -23,7 +23,6 @@ from tests.parts.clients import library
 pytestmark = pytest.mark.integration
 
 TASKS = {
-    "one turn": ("verifiers", {"environment": "sums_env"}, 1),
     "several turns": ("verifiers", {"environment": "guess_env"}, 3),
     "a tool": ("verifiers", {"environment": "lookup_env"}, 1),
     "inspect": ("inspect", {"task": "inspect_tasks:sums"}, 1),

@@ -11,9 +11,9 @@ import pytest
 from infra.code.identity import CodeIdentity
 from infra.errors import InputError
 from infra.store.store import Store
-from tasks.durable.stored_results import StoredResults
+from tasks.durable.stage_identity import StoredResults
 from tasks.lm_eval.body import ordered, run
-from tasks.lm_eval.harness import Order
+from tasks.lm_eval.lm_eval_harness import Order
 from tasks.lm_eval.scores import scores_of
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.stage import StageContext
@@ -75,7 +75,9 @@ async def test_the_stage_scores_every_model_once(external_pair: SglangPair, tmp_
     settings = {**asked, "fleet": {"external": external_pair.urls}}
     spec = LmEvalSpec.model_validate({"settings": settings, "version": installed_version()})
     context = stage_context(tmp_path, "lm-eval", inputs, records=records)
+    context.results = StoredResults(Store(str(tmp_path / "store")), NO_CODE)
     metrics = await run(spec, context)
+    assert _asked(context) == ["base", "other"], "twins are one artifact"
     content = json.loads((context.out / "task_scores.json").read_text())
     assert set(content["scores"]) == set(inputs)
     for cell in content["cells"]:
@@ -87,19 +89,17 @@ async def test_the_stage_scores_every_model_once(external_pair: SglangPair, tmp_
 
     again = stage_context(tmp_path, "lm-eval", inputs, records=records)
     assert (await run(spec, again))["models_recovered"] == 2.0
+    assert _asked(again) == []
     assert _said(again.out) == said
 
-    round_1 = stage_context(tmp_path, "1", {"first": inputs["base"]}, records={"first": base})
-    round_2 = stage_context(
-        tmp_path, "2", {"first": inputs["base"], "second": inputs["other"]},
-        records={"first": base, "second": records["other"]},
+    further = stage_context(
+        tmp_path, "further", {"first": inputs["base"], "second": inputs["other"]},
+        records={"first": base, "second": {"digest": "new"}},
     )  # fmt: skip
-    for a_round in (round_1, round_2):
-        a_round.results = StoredResults(Store(str(tmp_path / "store")), NO_CODE)
-        assert (await run(spec, a_round))["models_recovered"] == 0.0
-    assert _asked(round_1) == ["first"]
-    assert _asked(round_2) == ["second"], "the model of the round before is in the store"
-    assert _said(round_2.out) == {"first": said["base"], "second": said["other"]}
+    further.results = context.results
+    assert (await run(spec, further))["models_recovered"] == 0.0
+    assert _asked(further) == ["second"], "the model of the round before is in the store"
+    assert _said(further.out) == {"first": said["base"], "second": said["other"]}
 
 
 def _asked(context: StageContext) -> list[str]:

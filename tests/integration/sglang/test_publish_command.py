@@ -13,7 +13,7 @@ from engines.sglang.external.give_weights import Way
 from engines.sglang.external.held_servers import HeldServers
 from engines.sglang.http import call
 from engines.weights import update
-from engines.weights.server_weights import ServerWeights, server_weights
+from engines.weights.transport import ServerWeights, server_weights
 from flows.command.main import main
 from tests.integration.conftest import SglangPair
 from tests.parts.tiny import tiny_model

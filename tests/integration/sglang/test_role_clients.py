@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from engines.chat import Chat
-from engines.chat.folder import chat_files
-from engines.sglang.roles.address import RoleAddress
-from engines.sglang.roles.role_client import RoleClient
+from engines.chat.chat_folder import chat_files
+from engines.sglang.roles.role_client import RoleAddress, RoleClient
 from engines.sglang.spec import FleetSpec
 from engines.types import Message, Problem
 from infra.errors import EngineError, InputError, LeaseLost

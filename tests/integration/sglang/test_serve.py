@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import openai
 import psutil
 import pytest
 
-from infra.processes.ports import free_ports, is_listening
+from infra.processes.network import free_ports
 from tests.parts.chat_parts import random_base
 from tests.parts.doc_blocks import snippets
 from tests.parts.tiny import tiny_model
@@ -184,4 +185,5 @@ def test_ctrl_c_ends_everything(served: Served) -> None:
     assert served.process.wait(60) == 0
     _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []
-    assert not is_listening(served.port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", served.port), timeout=1.0)

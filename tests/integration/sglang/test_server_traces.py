@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcesses]:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    with ChildProcesses(tmp_path / "logs", "engines.sglang.servers.launcher") as children:
+    with ChildProcesses(tmp_path / "logs", "engines.sglang.servers.server_launcher") as children:
         yield children
 
 

@@ -39,7 +39,7 @@ def bits(generations: list[Generation]) -> list[tuple[list[int], list[float]]]:
 async def test_tokens_and_logprobs_have_the_same_bits_alone_and_in_any_batch(
     sglang_pair: SglangPair,
 ) -> None:
-    turns = sampled(48)
+    turns = sampled(24)
     together = bits(await generate(sglang_pair, turns, 16))
     for url in sglang_pair.urls:
         flush(url)
@@ -47,7 +47,7 @@ async def test_tokens_and_logprobs_have_the_same_bits_alone_and_in_any_batch(
     for turn in turns:
         alone += await generate(sglang_pair, [turn], 1)
     assert bits(alone) == together
-    for max_batch in (2, 5, 48):
+    for max_batch in (5, 24):
         assert bits(await generate(sglang_pair, turns[::-1], max_batch))[::-1] == together
 
 
@@ -91,7 +91,7 @@ async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_bat
     together = await generate(pair, turns, 16)
     for url in pair.urls:
         flush(url)
-    for max_batch in (1, 2, 5, 48):
+    for max_batch in (1, 5, 48):
         assert bits(await generate(pair, turns[::-1], max_batch))[::-1] == bits(together)
     assert {v for g in together for v in g.weight_versions.sampled} == {1}
     firsts = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engines.sglang.arguments import server_options
-from engines.sglang.options import ALLOWED, RESULT_NEUTRAL, table
+from engines.sglang.server_options import ALLOWED, RESULT_NEUTRAL, table
 from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
@@ -95,11 +95,11 @@ CHANGED: dict[str, object] = {
 _PROGRAM = """
 import inspect, json, sys, typing
 from pathlib import Path
-from engines.sglang.servers import launcher
+from engines.sglang.servers import server_launcher as launcher
 launcher.prepare()
 from sglang.srt.server_args import ServerArgs
 from engines.sglang.arguments import server_options
-from engines.sglang.options import describe
+from engines.sglang.server_options import describe
 from engines.sglang.spec import FleetSpec
 
 def made(options):

@@ -15,8 +15,7 @@ import pytest
 
 from engines.sglang.servers.router import router_words
 from engines.sglang.serving.parsers import Parsers
-from engines.sglang.serving.served_model import ServedModel
-from engines.sglang.topology.arguments import router_form
+from engines.sglang.serving.served_models import ServedModel, router_form
 from engines.sglang.topology.placing import PlacedServer, hosts_of, place
 from engines.sglang.topology.spec import ServedFleet, Topology
 
@@ -38,7 +37,7 @@ FORMS: Mapping[str, dict[str, Any]] = {
 POLICIES = {"cache_aware": "cache_aware", "sticky": "manual", "spread": "round_robin"}
 _READ = """
 import argparse, dataclasses, json, sys
-from engines.sglang.servers import launcher
+from engines.sglang.servers import server_launcher as launcher
 launcher.prepare()
 from sglang.srt.server_args import ServerArgs
 from sglang_router.launch_router import parse_router_args

@@ -12,24 +12,28 @@ from typing import Any
 
 import pytest
 
-from engines.megatron.spec import Parallel
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
-from engines.sglang.servers.place import Place
+from engines.sglang.servers.server import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights import update
 from engines.weights.broadcast.arriving_group import ArrivingGroup
-from engines.weights.broadcast.transport import Broadcast
+from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.buckets import Bucket
 from engines.weights.disk import load_folder
-from engines.weights.server_weights import ServerWeights, server_weights
-from engines.weights.transport import Transport, find_targets
+from engines.weights.transport import ServerWeights, Transport, find_targets, server_weights
 from infra.errors import EngineError
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from tests.integration.conftest import SglangPair
-from tests.integration.megatron.megatron_ranks import LAYOUTS, TP2_PP2, Ranks, TrainerArgs
+from tests.integration.megatron.megatron_ranks import (
+    EACH_LAYOUT,
+    LAYOUTS,
+    TP2_PP2,
+    Ranks,
+    TrainerArgs,
+)
 from tests.parts.whole_weights import TRANSPORTS, push, whole_weights
 
 pytestmark = pytest.mark.integration
@@ -60,14 +64,13 @@ class Expected:
         return said == (self.token_ids, self.logprobs)
 
 
-@pytest.fixture
-async def expected(sglang_pair: SglangPair) -> Expected:
-    await asyncio.to_thread(load_folder, sglang_pair.other_model, sglang_pair.urls, 1)
-    url = sglang_pair.urls[0]
-    said, held = await _greedy(url), server_weights(url)
-    found = Expected(said.token_ids.tolist(), said.logprobs.tolist(), held.checksum)
-    await asyncio.to_thread(sglang_pair.reset)
-    return found
+@pytest.fixture(scope="module")
+def expected(running_pair: SglangPair) -> Expected:
+    running_pair.reset()
+    url = running_pair.urls[0]
+    load_folder(running_pair.other_model, [url], 1)
+    said, held = asyncio.run(_greedy(url)), server_weights(url)
+    return Expected(said.token_ids.tolist(), said.logprobs.tolist(), held.checksum)
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -110,19 +113,19 @@ def _push_from_ranks(
         transport.close()
 
 
-@pytest.mark.parametrize(
-    "layout", [LAYOUTS["tp2"], LAYOUTS["pp2"], TP2_PP2], ids=["tp2", "pp2", "tp2 pp2"]
-)
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "tp2 pp2"] if EACH_LAYOUT else ["tp2 pp2"])
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_ranks_that_share_a_model_push_the_same_bits(
     name: str,
-    layout: Parallel,
+    layout: str,
     ranks: Ranks,
     expected: Expected,
     sglang_pair: SglangPair,
     tmp_path: Path,
 ) -> None:
-    args = TrainerArgs(sglang_pair.other_model, layout)
+    """Shared by tensors and by layers at once; by one of them alone in `make layouts`."""
+    places = {**LAYOUTS, "tp2 pp2": TP2_PP2}
+    args = TrainerArgs(sglang_pair.other_model, places[layout])
     how = (name, tmp_path, sglang_pair.urls, 5)
     report = await asyncio.to_thread(ranks.run, _push_from_ranks, args, *how)
     assert _held(sglang_pair) == [ServerWeights("5", expected.checksum)] * 2

@@ -9,13 +9,12 @@ import pytest
 
 from engines.rollout.records.gallery import read_rollouts
 from engines.sglang.external.held_servers import forget_keys
-from engines.sglang.servers.place import Place
+from engines.sglang.servers.server import Place
 from engines.sglang.spec import FleetSpec
-from engines.weights.server_weights import ServerWeights, server_weights
-from infra.access import KEY_VARIABLE, required_key
+from engines.weights.transport import ServerWeights, server_weights
+from infra.access import EXTERNAL_KEY_VARIABLE, KEY_VARIABLE, note_key, required_key
 from infra.home import home
-from infra.server_keys import EXTERNAL_KEY_VARIABLE, note_key
-from tasks.durable.identity import spec_content
+from tasks.durable.stage_identity import spec_content
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
 from tests.integration.conftest import SglangPair

@@ -16,7 +16,7 @@ import ray
 from safetensors.numpy import load_file
 
 from engines.rollout.records.gallery import read_rollouts
-from infra.trace_file import TRACE_FILE, read_trace
+from infra.timeline import TRACE_FILE, read_trace
 from tasks.replay.body import run as run_replay
 from tasks.replay.spec import ReplaySpec
 from tasks.rl.body import run as run_rl
@@ -27,7 +27,7 @@ from tests.parts.stage_parts import ListReporter, stage_context
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-_NOT_COMPARED = ("seconds", "_per_s", "mfu", "recovered", "in_flight", "eval_")
+_NOT_COMPARED = ("seconds", "_per_s", "mfu", "recovered", "in_flight", "kv_use", "eval_")
 
 
 def result(context: StageContext) -> tuple[list[bytes], list[Any], dict[int, dict[str, float]]]:

@@ -7,17 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 from engines.chat import Chat
-from engines.rollout.records.dataset import read_dataset, read_formats
+from engines.rollout.records.dataset import dataset_rows, read_admitted, read_formats
 from engines.rollout.records.gallery import read_rollouts
 from engines.rollout.records.packing import pack_groups, saved_groups, unpack_groups
 from engines.weights.spec import WeightTransport
+from infra.errors import TrainingStopped
 from infra.store.artifacts import StageCheckpoints
 from infra.store.retention import NoteKind
 from infra.store.store import Store
-from infra.timeline import CHECKPOINTS, LANES, TRAINER
-from infra.trace_file import TRACE_FILE, read_trace
+from infra.timeline import CHECKPOINTS, LANES, TRACE_FILE, TRAINER, read_trace
 from tasks.distill.body import run as run_distill
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.body import run as run_evaluate
@@ -27,12 +28,14 @@ from tasks.offline.spec import OfflineSpec
 from tasks.opd.body import run as run_opd
 from tasks.opd.spec import OpdSpec
 from tasks.replay.body import run as run_replay
+from tasks.replay.body import weight_difference
 from tasks.replay.spec import ReplaySpec
-from tasks.replay.weight_difference import weight_difference
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
 from tasks.rollout.body import run as run_rollout
 from tasks.rollout.spec import RolloutSpec
+from tasks.screen.body import run as run_screen
+from tasks.screen.spec import PASS_RATES_FILE, ScreenSpec
 from tasks.stage import StageContext, StageResources, StageSpec, Stopped
 from tests.integration.megatron.megatron_models import varied
 from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
@@ -120,6 +123,7 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     step.write_bytes(pack_groups(groups))
     assert await _replays(root, rl_spec(3), second, {"model": model}) > 0
     await _learns_from_saved_rollouts(root, model)
+    await _screens(root, model)
     said = await _evaluates_differently(root, model, second.out)
     for name, steps in (("base", 0), ("general", 3)):
         label = f"evaluation after step {steps}"
@@ -159,6 +163,31 @@ async def _learns_from_saved_rollouts(root: Path, model: Path) -> None:
     assert [steps[n]["staleness_max"] for n in (1, 2)] == [0.0, 1.0]
     assert 0 < steps[1]["mismatch_mean"] <= 2e-5, "the first step's weights sampled all"
     assert weight_difference(offline.out, model).differing
+
+
+async def _screens(root: Path, model: Path) -> None:
+    """Each problem's answers are counted, those that none solved get more, and only the pool goes
+    on."""
+    context = stage_context(root, "screen", {"model": model})
+    settings = {
+        "problems": {"rl": 6}, "first": 2, "most": 4,
+        "keep": ["moderate", "hard", "solved", "never"],
+    }  # fmt: skip
+    spec = ScreenSpec.model_validate({"settings": settings, "domains": [scored(DOMAIN)]})
+    metrics = await run_screen(spec, context)
+    rates = read_table(context.out / PASS_RATES_FILE).to_pylist()
+    assert [row["judged"] for row in rates] == [2 if row["right"] else 4 for row in rates]
+    assert metrics["rollouts"] == sum(row["judged"] for row in rates)
+    assert [row.problem.id for row in read_admitted(context.out)] == [
+        row["problem_id"] for row in rates
+    ]
+    again = stage_context(root, "screen", {"model": model})
+    assert {**await run_screen(spec, again), "work_seconds": 0} == {**metrics, "work_seconds": 0}
+    only = ScreenSpec.model_validate(
+        {"settings": {**settings, "keep": ["solved"]}, "domains": [scored(DOMAIN)]}
+    )
+    with pytest.raises(TrainingStopped, match="none of 6 problems of general, rl is solved"):
+        await run_screen(only, stage_context(root, "screen-only", {"model": model}))
 
 
 def _has_a_timeline(trained: Path) -> None:
@@ -219,7 +248,7 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     )
     metrics = await run_distill(spec, context)
     counts = json.loads((context.out / "counts.json").read_text())
-    rows = list(read_dataset(context.out))
+    rows = list(dataset_rows(context.out))
     # a random model rarely ends its answer, and more rarely with its thought closed
     assert rows, counts
     of_chat = Chat.load(model).format_checksum

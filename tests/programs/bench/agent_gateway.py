@@ -19,9 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engines.agents.agent_session import AgentSession
-from engines.agents.gateway import Gateway
+from engines.agents.gateway import Gateway, GatewayServer
 from engines.agents.limits import SessionLimits
-from engines.agents.server import GatewayServer
 from engines.rollout.drivers.session_host import Attempt, SessionHost
 from engines.types import AssistantTurn, Generation, Message, Problem, Sampling, TokenIds
 from engines.weight_versions import WeightVersions

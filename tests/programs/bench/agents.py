@@ -23,7 +23,7 @@ from typing import Any
 
 import aiohttp
 
-from engines.agents.appended import appended_ids
+from engines.agents.incremental_prompt import appended_ids
 from engines.agents.trajectory import Trajectory
 from engines.chat import Chat
 from engines.rollout.drivers.session import TokenSession

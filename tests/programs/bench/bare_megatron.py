@@ -23,7 +23,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from engines.families.common.config import read_config
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device
 from engines.megatron.hf.folder import HfWeights

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from engines.weights.buckets import TrainedWeights
-from engines.weights.disk_delta.manifest import Base, Manifest
+from engines.weights.disk_delta.delta_manifest import Base, Manifest
 from engines.weights.disk_delta.share_writer import ShareWriter
 from engines.weights.disk_delta.weight_copy import WeightCopy
 from infra.store.store import Store

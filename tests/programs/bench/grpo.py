@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train.trainer import RlTrainer
+from engines.megatron.rl.trainer import RlTrainer
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.driver import LiveDomain
@@ -32,7 +32,7 @@ from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Transcript
-from engines.weights.report import PublishReport
+from engines.weights.transport import PublishReport
 from rewards.rubric import RubricJudgement
 from tests.parts.rollout_parts import producer_of
 from tests.parts.stage_parts import stage_context

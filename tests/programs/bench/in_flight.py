@@ -33,7 +33,7 @@ from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, TrainedStep, Values
-from engines.weights.report import PublishReport
+from engines.weights.transport import PublishReport
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
 from tests.parts.rollout_parts import producer_of

@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 
-from engines.weights.broadcast.transport import Broadcast
+from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.buckets import TrainedWeights
-from engines.weights.disk_delta.transport import DiskDelta
-from engines.weights.report import PublishReport
-from engines.weights.server_weights import server_weights
+from engines.weights.disk_delta.disk_delta import DiskDelta
 from engines.weights.shared_memory import SharedMemory
-from engines.weights.transport import Transport, find_targets
-from infra.processes.ports import free_ports
+from engines.weights.transport import PublishReport, Transport, find_targets, server_weights
+from infra.processes.network import free_ports
 from tests.parts.tiny import tiny_model
 from tests.parts.whole_weights import whole_weights
 from tests.programs.bench.clock import timed

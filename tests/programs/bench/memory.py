@@ -21,14 +21,13 @@ from unittest.mock import patch
 import psutil
 
 from engines.devices.host_agent import HostAgent
-from engines.families.common.config import read_config
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel
 from engines.memory.model_size import ModelSize, size_of
-from engines.memory.needs import TrainerNeeds
-from engines.memory.server import ServerNeeds, server_memory
-from engines.memory.trainer import trainer_memory
-from engines.sglang.servers.place import Place
+from engines.memory.server_memory import ServerNeeds, server_memory
+from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
+from engines.sglang.servers.server import Place
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.parts.tiny import tiny_model

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from engines.batching import TokenSequence
-from engines.devices.kinds import TRAINER_PARTS
+from engines.devices.device_kinds import TRAINER_PARTS
+from engines.megatron.rl.trainer import start_parallel, stop_parallel
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.sft_trainer import SftTrainer
-from engines.megatron.train.trainer import start_parallel, stop_parallel
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from tests.parts.live_memory import LiveMemory
 
 

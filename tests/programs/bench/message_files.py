@@ -24,7 +24,7 @@ from typing import Any
 
 from engines.batching import plan_micro_batches
 from engines.chat import Chat
-from tasks.message_files.rendering import Renderer
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
 from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, TAGS, chat_folder

@@ -21,8 +21,8 @@ from engines.devices.host_agent import HostAgent
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
-from engines.sglang.servers.place import Place
 from engines.sglang.servers.router import Router
+from engines.sglang.servers.server import Place
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec, Routing
 from engines.types import Message, Problem, Rollout, Status, Tokens

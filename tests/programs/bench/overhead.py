@@ -24,16 +24,16 @@ from typing import Any
 from flows.load import load_recipe
 from flows.running.open import THREADS, home_id
 from infra.access import USER, key
-from infra.cluster import Cluster
 from infra.home import home
 from infra.stack import Stack, down, up
+from infra.stack.cluster import Cluster
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import RunPlace, StageWork, run_stage
-from tasks.durable.identity import stage_identity
 from tasks.durable.launch import RayLauncher
 from tasks.durable.protocol import JobWatcher
+from tasks.durable.stage_identity import stage_identity
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources, StageResources
 from tests.parts.recipe_parts import domain_of, settings_of

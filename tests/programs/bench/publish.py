@@ -6,8 +6,8 @@ import statistics
 
 import torch
 
-from engines.megatron.train.trainer import RlTrainer
-from engines.weights.report import PublishReport
+from engines.megatron.rl.trainer import RlTrainer
+from engines.weights.transport import PublishReport
 from tests.programs.bench.clock import timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers

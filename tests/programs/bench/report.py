@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.catalog import plan_of
 from flows.reports.page import write_page
 from flows.reports.report import build_report
-from flows.reports.samples import BUDGET
+from flows.reports.shown_samples import BUDGET
 from tests.parts.report_parts import finished_run
 from tests.programs.bench.rows import Row
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,9 +138,9 @@ def _producer(
     producer, _ = producer_of(
         Roller(generate=generate, chat=bench.chat, context_length=CONTEXT, seed=seed),
         [domain],
-        groups_per_step=settings.problems_per_step,
+        groups_per_step=math.ceil(settings.problems_per_step * settings.oversample),
         group_size=settings.group_size,
-        oversample=settings.oversample,
+        needs_spread=False,
         seed=seed,
         journal=journal,
     )

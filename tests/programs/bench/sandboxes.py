@@ -16,11 +16,10 @@ import psutil
 
 from infra.home import runtime_dir
 from infra.sandbox.agent_sandbox import AgentSandbox
-from infra.sandbox.contract import SandboxLost
 from infra.sandbox.kinds import bubblewrap, process
-from infra.sandbox.limits import Limits
 from infra.sandbox.pool import Pool
 from infra.sandbox.python import level
+from infra.sandbox.sandbox import Limits, SandboxLost
 from tests.programs.bench.rows import Row
 
 TIMES, AT_ONCE, KILLS = 64, 64, 200

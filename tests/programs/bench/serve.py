@@ -16,11 +16,11 @@ import aiohttp
 
 from engines.sglang.serving.endpoint import Endpoint
 from engines.sglang.serving.parsers import parsers_of
-from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.serving.served_models import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from engines.weights.update import flush
 from infra.access import LOOPBACK, bearer
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from tests.programs.bench.clock import Clock, Spent, median_ratio
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers

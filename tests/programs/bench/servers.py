@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.devices.host_agent import HostAgent
-from engines.sglang.servers.place import Place
+from engines.sglang.servers.server import Place
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 

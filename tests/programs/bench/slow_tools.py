@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engines.algorithms.spec import Algorithm
-from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.session_host import End, SessionHost
@@ -24,6 +23,7 @@ from engines.rollout.loop import Loop
 from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
+from engines.rollout.tickets import Admission
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Problem, Rollout, Status

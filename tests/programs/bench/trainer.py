@@ -20,9 +20,9 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence, plan_micro_batches
+from engines.megatron.rl.rl_batch import RlBatch
+from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.train.pack import FlatSequences, build_pack
-from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.trainer import RlTrainer
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from tests.parts.sample_parts import sample_of
@@ -138,7 +138,7 @@ def _policy_batches(trainer: RlTrainer, batch: RlBatch, indices: np.ndarray) -> 
 
 def _plan(trainer: RlTrainer, lengths: np.ndarray) -> list[list[int]]:
     costs = lengths.astype(float).tolist()
-    return plan_micro_batches(lengths.tolist(), trainer.spec.micro_batch_tokens, 1, costs)[0]
+    return plan_micro_batches(lengths.tolist(), trainer.spec.most_tokens, 1, costs)[0]
 
 
 def rl_samples(bench: Workbench, trainer: RlTrainer) -> list[Sample]:

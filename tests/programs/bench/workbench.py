@@ -15,12 +15,12 @@ from pathlib import Path
 
 from engines.batching import TokenSequence
 from engines.chat import Chat
+from engines.megatron.rl.trainer import RlTrainer, start_parallel, stop_parallel
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.trainer import RlTrainer, start_parallel, stop_parallel
 from engines.rollout.drivers.driver import LiveDomain
 from flows.load import load_recipe
 from flows.recipe import Recipe
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from tasks.base.body import run as run_base
 from tasks.base.spec import BaseSpec
 from tasks.live_domain import build_curriculum, open_domain

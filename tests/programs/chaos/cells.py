@@ -89,6 +89,8 @@ PARTS = (
     Part("agent-rank", "kill", ("mid-train",), "rank", "agent"),
     Part("sandbox", "kill", ("mid-tool",), scenario="agent"),
     Part("reward-process", "kill", ("mid-judgement",), scenario="agent"),
+    Part("mixture-job", "kill", ("mid-train",), "job", "mixture"),
+    Part("mixture-flow", "kill", ("mid-generation",), "flow", "mixture"),
     Part("one-of-two-ranks", "kill", ("mid-train", "mid-checkpoint"), "rank", "wide"),
     Part("one-of-two-servers", "kill", ("mid-generation", "mid-publish"), "server", "wide"),
     Part("job-of-two-ranks", "kill", ("mid-train",), "job", "wide"),

@@ -12,11 +12,11 @@ from typing import Any
 from engines.rollout.records.gallery import ROLLOUTS_FILE
 from engines.rollout.records.take_log import TAKES_FILE
 from infra.store.store import file_sha256
-from infra.trace_file import TRACE_FILE
+from infra.timeline import TRACE_FILE
 from tasks.rl.curve import CURVE_FILE
 from tests.programs.chaos.scenarios import Scenario
 
-_OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|(rollouts|tokens)_recovered")
+_OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|kv_use_.*|(rollouts|tokens)_recovered")
 """metrics that are other in every run"""
 _TIMES = frozenset({TRACE_FILE})
 """files that are other in every run"""

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from curricula.agent import Agent
 from curricula.procedural import Draft, Family
-from curricula.tools import PYTHON
+from curricula.worlds import PYTHON
 from engines.types import Message, ToolCall, Transcript, Verdict
-from rewards.math_judge import MathJudge
+from rewards.math import MathJudge
 
 _CODE = "print(6*7)"
 

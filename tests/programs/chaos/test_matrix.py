@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from flows.catalog import plan_of
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.home import SOURCE_ROOT
-from infra.trace_file import TRACE_FILE
+from infra.timeline import TRACE_FILE
 from tests.programs.chaos.cells import matrix
 from tests.programs.chaos.compare import broken_promises, differences, made_from, unlike
 from tests.programs.chaos.ground import STALL_S

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from infra.cuda_toolkit import toolkit, use_toolkit
+from infra.cuda import toolkit, use_toolkit
 
 HOPPER = (9, 0, "a")
 """compute capability 9.0 with what only that chip has: no GPU here says what to compile for"""

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from engines.sglang.servers.launcher import PRELOADED
+from engines.sglang.servers.server_launcher import PRELOADED
 from install.__main__ import PACKAGES
 from tests.programs.fresh_cuda.steps import ROOT
 
@@ -24,13 +24,13 @@ ON_GPU = (
     "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
 )
 """what a server imports beside `PRELOADED` where it finds a GPU"""
-_OPTIONAL = {"inspect_ai", "my_domain"}
+_OPTIONAL = {"inspect_ai", "my_domain", "my_environment", "my_reward"}
 """packages that people add: a library of tasks, and what a starter's test is about"""
 
 
 def main(wanted: Sequence[str]) -> int:
     if wanted == ["servers"]:
-        from engines.sglang.servers.launcher import prepare
+        from engines.sglang.servers.server_launcher import prepare
 
         prepare()
         names = [*PRELOADED, *ON_GPU]

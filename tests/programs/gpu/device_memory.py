@@ -16,7 +16,7 @@ from torch.multiprocessing import reductions
 from engines.megatron import device
 from engines.weights.buckets import Bucket
 from engines.weights.cuda_ipc import Opened, shared_on_device
-from engines.weights.shared_tensors import pickled, places_in
+from engines.weights.shared_memory import pickled, places_in
 from tests.programs.bench.rows import Row
 
 NUM_BYTES = 300_000_000
@@ -37,12 +37,13 @@ def publish() -> list[Row]:
     done = subprocess.run(
         reader, input=told, text=True, capture_output=True, check=True, timeout=RUN_S
     )
-    total, seconds = done.stdout.split()
+    total, first, later = done.stdout.split()
     equal = float(int(total) == _sum(flat))
     note = f"{NUM_BYTES} bytes; a copy on the device takes {copied * 1e3:.2f} ms"
     return [
         Row("CUDA IPC: another process reads the same bits", equal, "share", 1.0, note=note),
-        Row("CUDA IPC: opened and copied", float(seconds) / copied, "copies", 4, True, note),
+        Row("CUDA IPC: opened and copied, the first time", float(first), "s", note=note),
+        Row("CUDA IPC: opened and copied again", float(later) / copied, "copies", 4, True, note),
     ]
 
 
@@ -62,7 +63,8 @@ def _sum(flat: Tensor) -> int:
 
 
 def _read() -> None:
-    """The other process: open what stdin says, copy it, tell what it held and how long it took."""
+    """The other process: open what stdin says, twice, copy it, tell what it held and how long each
+    took."""
     torch.zeros(1, device=device.device())
     open_tensor: Any = reductions.rebuild_cuda_tensor
 
@@ -71,12 +73,18 @@ def _read() -> None:
 
     reductions.rebuild_cuda_tensor = by_number
     told = base64.b64decode(sys.stdin.read())
+    torch.empty(NUM_BYTES, dtype=torch.uint8, device=device.device())  # stays with the allocator
     torch.cuda.synchronize()
     began = time.perf_counter()
     record: dict[str, Any] = pickle.loads(told)
     copy = record["flattened_tensor"].clone()
     torch.cuda.synchronize()
-    print(_sum(copy), time.perf_counter() - began)
+    first = time.perf_counter() - began
+    began = time.perf_counter()
+    again: dict[str, Any] = pickle.loads(told)  # the driver keeps the memory open meanwhile
+    copy.copy_(again["flattened_tensor"])
+    torch.cuda.synchronize()
+    print(_sum(copy), first, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
+from infra.cuda import has_cuda
 from tests.parts.sample_parts import sample_of
 from tests.programs.bench.rows import Row
-from tests.programs.gpu.random_model import write_random_model
-from tests.programs.gpu.settings import sequences, size_here, trainer
+from tests.programs.gpu.random_model import SHALLOW, TINY, write_random_model
+from tests.programs.gpu.settings import sequences, trainer
 
 GROUP = 4
 COUNT, LONGEST = 16, 384
@@ -29,7 +30,7 @@ def measure() -> list[Row]:
     """The CPU's process is first: the GPU's learns from the logprobs that it found."""
     with tempfile.TemporaryDirectory(prefix="tr-") as name:
         folder = Path(name)
-        size = size_here()
+        size = SHALLOW if has_cuda() else TINY
         write_random_model(folder / "model", size)
         hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         for where, environment in (("cpu", hidden), ("device", dict(os.environ))):
@@ -37,6 +38,8 @@ def measure() -> list[Row]:
             subprocess.run(command, env=environment, check=True, timeout=RUN_S)
         cpu, gpu = (np.load(folder / f"{where}.npz") for where in ("cpu", "device"))
     note = f"Qwen3 {size.name}, random weights, {COUNT} sequences, fp32 without TF32"
+    if not has_cuda():
+        note = f"without a GPU: a CPU against itself; {note}"
     apart = float(np.abs(cpu["logprobs"] - gpu["logprobs"]).max())
     rows = [Row("logprobs, GPU against CPU", apart, "nats, max", 1e-3, True, note)]
     for name in ("sft_loss", "sft_norm", "rl_loss", "rl_norm", "next_loss"):
@@ -60,7 +63,7 @@ def _record(folder: Path, where: str) -> None:
         inputs = StepInputs(samples_of(drawn, engine), Algorithm(), gate=False)
         rl = trained.rl_step(inputs).metrics
         sft, after = trained.sft_steps([drawn, drawn])
-    assert (where == "device") == torch.cuda.is_available()
+    assert torch.cuda.is_available() == has_cuda()
     np.savez(
         folder / f"{where}.npz",
         logprobs=found,

@@ -52,6 +52,8 @@ class Size:
 
 TINY = Size("tiny", 128, 3, 4, 2, 32, 384, 2_048)
 """what two cores of a CPU train on within a second"""
+SHALLOW = Size("0.6B with 4 layers", 1_024, 4, 16, 8, 128, 3_072, 32_000)
+"""what a CPU computes in fp32 while a GPU waits"""
 SMALL = Size("0.6B", 1_024, 28, 16, 8, 128, 3_072, 151_936)
 """Qwen3-0.6B"""
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from engines.batching import TokenSequence
-from engines.megatron.one_rank import one_rank
+from engines.megatron.parallel import one_rank
+from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.trainer import RlTrainer
 from infra.cuda import has_cuda
 from tests.programs.gpu.random_model import SMALL, TINY, Size
 

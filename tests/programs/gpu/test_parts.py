@@ -54,7 +54,7 @@ def test_the_whole_recipe_is_one_that_a_host_with_a_gpu_accepts(tmp_path: Path) 
     script = (
         "import sys; from pathlib import Path; from infra import cuda\n"
         f"cuda._DRIVER = Path({str(tmp_path)!r})\n"
-        "from flows.checks.recipe import check_recipe; from flows.load import load_recipe\n"
+        "from flows.checks.recipe_checks import check_recipe; from flows.load import load_recipe\n"
         "from flows.post_train import plan_post_train\n"
         f"recipe = load_recipe({str(RECIPE)!r})\n"
         "check_recipe(recipe, plan_post_train(recipe)); print(cuda.has_cuda())"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Generator
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from engines.batching import TokenSequence
-from engines.devices.kinds import TRAINER_PARTS
+from engines.devices.device_kinds import TRAINER_PARTS
+from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.train.pack import FlatSequences
-from engines.megatron.train.trainer import RlTrainer
 from infra.cuda import has_cuda
 from tests.programs.bench.process_memory import process_memory
 from tests.programs.bench.rows import Row
@@ -32,6 +33,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
+KERNELS = Path("build/gpu-kernels.txt")
 GB = 1e9
 
 
@@ -55,7 +57,37 @@ def speed() -> list[Row]:
             rows.append(
                 Row("MFU of the data sheet's peak", median("mfu_stated"), "ratio", note=note)
             )
-        return [*rows, Row("peak memory of a step", _peak() / GB, "GB", note=note)]
+        rows.append(Row("peak memory of a step", _peak() / GB, "GB", note=note))
+        if has_cuda():
+            share = _share_of_slow_products(lambda: trained.sft_steps([batches[0]]))
+            rows.append(
+                Row(
+                    "products that cuBLAS has no fast kernel for",
+                    share,
+                    "of the time",
+                    0.02,
+                    True,
+                    KERNELS.name,
+                )
+            )
+        return rows
+
+
+def _share_of_slow_products(work: Callable[[], Any]) -> float:
+    """Of the device's time; each kernel's goes to `KERNELS`.
+
+    Rows that begin at no multiple of 16 bytes make cuBLAS fall back to kernels for earlier chips,
+    which say so in their names.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        work()
+    found = profiled.key_averages()
+    KERNELS.write_text(found.table(sort_by="self_device_time_total", row_limit=40))
+    times = {event.key: event.self_device_time_total for event in found}
+    slow = sum(time for name, time in times.items() if re.search(r"gemm.*_align[124]\b", name))
+    return slow / sum(times.values())
 
 
 def low_precision() -> list[Row]:
@@ -108,8 +140,7 @@ def memory() -> list[Row]:
     from engines.families.common.registry import model_shape
     from engines.megatron.spec import Parallel
     from engines.memory.model_size import size_of
-    from engines.memory.needs import TrainerNeeds
-    from engines.memory.trainer import trainer_memory
+    from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 
     tokens = 8_192 if has_cuda() else 1_024
     with _model() as (size, model), trainer(model, _fast()) as trained:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curricula.prompt_files.contamination import HeldOutWords
-from curricula.prompt_files.curriculum import Files
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.batching import TokenSequence
 from engines.rollout.records.dataset import AdmittedProblem, write_admitted
 from engines.types import Message, Problem

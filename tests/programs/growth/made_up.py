@@ -16,9 +16,9 @@ from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Message, Problem, Sample, Status, TokenIds
 from engines.weight_versions import WeightVersions
 from infra.store.artifacts import StageCheckpoints
-from infra.store.stage_warning import StageWarning
+from infra.store.manifest import StageWarning
 from infra.store.store import Store
-from tasks.rl.record import RlRecord
+from tasks.rl.stage_record import RlRecord
 from tests.parts.rollout_parts import CharChat
 
 PROMPT = 8

@@ -110,7 +110,7 @@ def step_inputs(size: int, meter: Meter) -> None:
 def rl_batch(size: int, meter: Meter) -> None:
     import torch
 
-    from engines.megatron.train.rl_batch import RlBatch
+    from engines.megatron.rl.rl_batch import RlBatch
 
     torch.set_num_threads(1)
     algorithm = Algorithm()

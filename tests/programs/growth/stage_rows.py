@@ -13,9 +13,8 @@ from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
 from engines.rollout.sources import Pick, TicketResult
 from engines.rollout.tickets import ChosenTickets
 from engines.types import Message
-from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline
-from infra.trace_file import write_trace
-from tasks.rl.record import RlRecord
+from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline, write_trace
+from tasks.rl.stage_record import RlRecord
 from tasks.series import Series
 from tests.parts.rollout_parts import domain
 from tests.programs.growth.made_up import (

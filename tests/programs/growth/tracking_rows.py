@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from infra.cluster import Cluster
+from infra.stack.cluster import Cluster
 from infra.tracking import spool
 from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Metric

@@ -77,11 +77,6 @@ class Ground:
             self.join(host)
         return [host.name for host in missing]
 
-    def revive(self, host: Machine) -> None:
-        """A host that was killed works again."""
-        host.boot()
-        self.join(host)
-
     def status(self) -> dict[str, Any]:
         return json.loads(self.head.tributary("status", "--json"))
 

@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engines.devices.cluster import connect
+from engines.devices.ray_cluster import connect
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings

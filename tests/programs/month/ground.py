@@ -19,8 +19,8 @@ from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.tracking.spool import spool_folder
 from infra.tracking.tracker import Tracker
 from tasks.durable.claims import Claims, Owner
-from tasks.durable.identity import StageIdentity, stage_identity
 from tasks.durable.protocol import JobInput, job_path
+from tasks.durable.stage_identity import StageIdentity, stage_identity
 from tasks.rl.spec import RlSettings, RlSpec
 from tests.parts.mlflow_server import MlflowServer
 

@@ -27,7 +27,7 @@ LEFT_OUT = ("test_trl.py", "test_table.py")
 _UNIT = "tests/unit/engines/algorithms"
 IN_RANKS = {
     "engines/algorithms/linear_logprobs.py": f"{_UNIT}/test_linear_logprobs_ranks.py",
-    "engines/algorithms/sequence_sums.py": "tests/programs/proof/test_ranks.py",
+    "engines/algorithms/inputs.py": "tests/programs/proof/test_ranks.py",
 }
 """source file -> tests that run it in other processes, where no line is watched"""
 

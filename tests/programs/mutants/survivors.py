@@ -42,7 +42,7 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "less than a tile, and without gradients there is no room either",
         ),
         Survivor(
-            "kept_bytes = KEPT_BYTES if has_backward else 0",
+            "kept_bytes = tiling.KEPT_BYTES if has_backward else 0",
             ("constant: 0 -> 1",),
             "a tile has more bytes than one",
         ),

@@ -75,7 +75,7 @@ def _watch(stack: Stack) -> list[Row]:
 
 
 def _ended(stack: Stack, deployment: str) -> list[dict[str, Any]]:
-    """Final states of the triggers so far, in the order in which they ended."""
+    """Final states of the triggers so far, each with the name of its run, as they ended."""
     body = {
         "flow_runs": {
             "deployment_id": {"any_": [deployment]},
@@ -85,17 +85,19 @@ def _ended(stack: Stack, deployment: str) -> list[dict[str, Any]]:
     }
     url = f"{stack.prefect_api}/flow_runs/filter"
     found = httpx.post(url, json=body, timeout=30, headers=basic()).raise_for_status().json()
-    return [run["state"] for run in reversed(found)]
+    return [run["state"] | {"name": run["name"]} for run in reversed(found)]
 
 
 def _is_over(ended: list[dict[str, Any]]) -> bool:
-    return bool(ended) and (ended[-1]["name"] == "Over" or ended[-1]["type"] != "COMPLETED")
+    return bool(ended) and (
+        ended[-1]["name"].endswith(", over") or ended[-1]["type"] != "COMPLETED"
+    )
 
 
 def _rows(stack: Stack, ended: list[dict[str, Any]]) -> list[Row]:
     report = _last_report()
     names = [state["name"] for state in ended]
-    skipped, over = names.count("Skipped"), names.count("Over")
+    skipped, over = (sum(n.endswith(f", {s}") for n in names) for s in ("skipped", "over"))
     wrong = [s["message"] for s in ended if s["type"] != "COMPLETED"]
     curve = ", ".join(
         f"{found.number}: {found.score:.3f}{' promoted' if found.promoted else ''}"

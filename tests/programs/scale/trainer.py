@@ -10,7 +10,7 @@ import numpy as np
 
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Sample
-from engines.weights.report import PublishReport
+from engines.weights.transport import PublishReport
 from tests.programs.scale.fleet import SimulatedFleet
 from tests.programs.scale.workload import TOKENS_EACH
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from curricula import agent as agent_module
-from curricula.registry import build
+from curricula.built_in_curricula import build
 from curricula.worlds import Entity, search
 from engines.types import AssistantTurn, ProtocolBreak, ToolCall
 from infra.errors import InputError

@@ -6,12 +6,19 @@ import random
 
 import pytest
 
-from curricula.browsing.pages import LINKS, Page, Web, web_of
-from curricula.browsing.questions import Question, draw_question, needs_its_way
-from curricula.browsing.tools import execute
-from curricula.registry import build
+from curricula.browsing import (
+    LINKS,
+    Page,
+    Question,
+    Web,
+    draw_question,
+    execute,
+    needs_its_way,
+    web_of,
+)
+from curricula.built_in_curricula import build
 from engines.types import AssistantTurn, Message, Status, ToolCall, Transcript
-from rewards.registry import build as build_reward
+from rewards.built_in_rewards import build as build_reward
 
 pytestmark = pytest.mark.unit
 SMALL = 600

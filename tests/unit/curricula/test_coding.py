@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 
-from curricula.coding.functions import NAMES, missing_branch, off_by_one, wrong_key, wrong_operator
-from curricula.coding.repository import KINDS, Size, draw_repository
-from curricula.coding.short_functions import (
+from curricula.built_in_curricula import build
+from curricula.coding.coding import execute
+from curricula.coding.python_functions import (
+    NAMES,
     SHORT_NAMES,
+    missing_branch,
+    off_by_one,
     short_branch,
     short_key,
     short_off_by_one,
     short_operator,
+    wrong_key,
+    wrong_operator,
 )
-from curricula.coding.tools import execute
-from curricula.registry import build
+from curricula.coding.repository import KINDS, Size, draw_repository
 from engines.types import AssistantTurn, ProtocolBreak, ToolCall
 from infra.errors import InputError
-from infra.repositories.files import EditRefused, edited, found
+from infra.repositories import EditRefused, edited, found
 
 pytestmark = pytest.mark.unit
 TINY = Size(2, 1, is_short=True)

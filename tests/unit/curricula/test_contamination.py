@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from curricula.prompt_files.contamination import HeldOutWords, runs
-from infra.unicode_form import normal_form
+from infra.shown_text import normal_form
 
 pytestmark = pytest.mark.unit
 

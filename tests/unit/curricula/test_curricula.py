@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import pytest
 
+from curricula.built_in_curricula import build
 from curricula.general import General
 from curricula.procedural import Draft
-from curricula.registry import build
 from curricula.vocabulary import LEXICON, NAMES, PHRASES
 from engines.types import Message, Problem, Status, Transcript
 from infra.errors import InputError
-from rewards.registry import build as build_reward
+from rewards.built_in_rewards import build as build_reward
 from rewards.rubric import Rubric, Term
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from curricula.registry import build
+from curricula.built_in_curricula import build
 from engines.types import (
     AssistantTurn,
     Json,
@@ -20,10 +20,8 @@ from engines.types import (
     Transcript,
     Verdict,
 )
-from infra.back_ends.back_end import BackEnd, solved
-from infra.back_ends.calls import Call, is_same_call
-from infra.back_ends.task import OPTIONAL, Api, Task, task_of
-from rewards.registry import build as build_reward
+from infra.back_ends import OPTIONAL, Api, BackEnd, Call, Task, is_same_call, solved, task_of
+from rewards.built_in_rewards import build as build_reward
 from rewards.rubric import Rubric, Term, turns_fault
 from tasks.admit.admission import admit
 

@@ -11,7 +11,7 @@ from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
-from infra.data_files.bad_row import BadRow
+from infra.data_files.tally import BadRow
 
 pytestmark = pytest.mark.unit
 
@@ -42,13 +42,15 @@ def talk(*said: Any, **more: Any) -> dict[str, Any]:
     ("row", "name"),
     [
         *((talk(ASK, ANSWER, **{name: value}), name) for name, value in {
-            "enable_thinking": False, "thinkingBudget": 5, "reasoning_effort": "high",
+            "disable_thinking": True, "use_template": False, "thinkingBudget": 5,
+            "reasoning_effort": "high",
             "chat_template": "x", "documents": ["Ann came."], "Passages": ["a"], "prompt": "13+30",
             "image_path": "a.png", "imageUrls": ["a"], "audio_file": "a.wav", "no_loss": True,
             "assistant_masks": [0], "train_on_input": True, "available_tools": [LOOK],
             "tool_schemas": "[{}]", "Tools": [LOOK], "instructions": "Be brief.", "System": "Be.",
             "systemInstruction": "Be.", "derivation": "As.", "chain_of_thought": "As.",
-            "add_eos": False, "SkipLoss": 1,
+            "add_eos": False, "SkipLoss": 1, "train_on_last_turn_only": True,
+            "roles_to_train": ["user"], "loss_multiplier": 0.0, "trainLastOnly": 1,
         }.items()),
         *((talk(ASK, ANSWER | {name: value}), name) for name, value in {
             "no_loss": True, "noLoss": False, "masked_tokens": [1], "end_of_turn": False,
@@ -115,6 +117,38 @@ def test_a_placeholder_of_what_is_not_shown_makes_a_question_bad(text: str, is_b
 @pytest.mark.parametrize("name", ["label", "kto_tag", "is_correct", "Desirable"])
 def test_a_verdict_on_the_answer_is_refused(name: str, verdict: Any):
     assert f"has `{name}`, which says whether" in refusal(QA | {name: verdict})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_cut"),
+    [
+        ("finish_reason", "length", True),
+        ("finishReason", "MAX_TOKENS", True),
+        ("stop_reason", "max_tokens", True),
+        ("finish_reason", "content_filter", True),
+        ("truncated", True, True),
+        ("is_truncated", "true", True),
+        ("response_incomplete", 1, True),
+        ("finish_reason", "stop", False),
+        ("stop_reason", "end_turn", False),
+        ("stop", ["length"], False),
+        ("truncated", False, False),
+        ("truncated_title", True, False),
+        ("length", 4, False),
+    ],
+)
+def test_an_answer_that_was_cut_off_is_refused(name: str, value: Any, is_cut: bool):
+    asked, answer = talk(ASK | {name: value}, ANSWER), talk(ASK, ANSWER | {name: value})
+    assert sft(asked).unread == {f"messages[].{name}"}
+    for row, where in ((QA | {name: value}, ""), (answer, "messages[1]: ")):
+        if is_cut:
+            said = f"{where}has `{name}` {str(value).lower()}, so its answer was cut off; a model"
+            assert refusal(row).startswith(said)
+            assert sft(talk(ASK, answer["messages"][1] | {"weight": 0}, ASK, ANSWER)).untrained == {
+                1
+            }
+        else:
+            assert sft(row).unread in ({name}, {f"messages[].{name}"})
 
 
 def test_named_columns_let_others_stay():

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from curricula.rows.pairs import Pair, PairColumns, read_pair
+from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.types import Message
-from infra.data_files.bad_row import BadRow
+from infra.data_files.tally import BadRow
 
 pytestmark = pytest.mark.unit
 
@@ -16,8 +16,12 @@ ASK, BACK = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": 
 GOOD, BAD = {"role": "assistant", "content": "Hello!"}, {"role": "assistant", "content": "No."}
 
 
-def read(row: dict[str, Any], **columns: str) -> Pair:
-    return read_pair(row, PairColumns(**columns), "auto")
+def read(row: dict[str, Any], **columns: str) -> Judged:
+    return read_judged(row, PairColumns(**columns), "auto")
+
+
+def texts(found: Judged) -> list[str]:
+    return [answer.messages[-1].content for answer in found.answers]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +46,14 @@ def read(row: dict[str, Any], **columns: str) -> Pair:
 )
 def test_every_layout_says_the_same(row: dict[str, Any]):
     found = read(row)
-    assert found.chosen.messages == (Message("user", "Hi"), Message("assistant", "Hello!"))
-    assert found.rejected.messages == (Message("user", "Hi"), Message("assistant", "No."))
-    assert found.chosen.untrained == found.rejected.untrained == frozenset()
+    assert [answer.messages for answer in found.answers] == [
+        (Message("user", "Hi"), Message("assistant", "Hello!")),
+        (Message("user", "Hi"), Message("assistant", "No.")),
+    ]
+    assert [answer.untrained for answer in found.answers] == [frozenset()] * 2
+    assert (found.pairs, found.is_good, found.names) == (
+        ((0, 1, 0.0),), None, ["chosen", "rejected"]
+    )  # fmt: skip
 
 
 def test_what_both_begin_with_is_only_read():
@@ -52,11 +61,82 @@ def test_what_both_begin_with_is_only_read():
     found = read(
         {"better": [*talk, GOOD], "worse": [*talk, BAD]}, chosen="better", rejected="worse"
     )
-    assert found.chosen.untrained == found.rejected.untrained == frozenset({1})
+    assert [answer.untrained for answer in found.answers] == [frozenset({1})] * 2
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     given = {"messages": [ASK], "tools": [tool]}
     found = read({"input": given, "preferred_output": [GOOD], "non_preferred_output": [BAD]})
-    assert [tool.name for tool in found.rejected.tools] == ["look"]
+    assert [tool.name for tool in found.answers[1].tools] == ["look"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "responses": ["No.", "Hello!", "Hm."], "scores": [1, 9, 4]},
+        {"prompt": [ASK], "answers": [[BAD], [GOOD], "Hm."], "ratings": "[1, 9, 4.0]"},
+        {
+            "instruction": "Hi",
+            "completions": [
+                {"response": "No.", "overall_score": 1},
+                {"response": "Hello!", "overall_score": 9, "model": "x"},
+                {"response": "Hm.", "overall_score": 4},
+            ],
+        },
+    ],
+    ids=["scores", "json", "ultrafeedback"],
+)
+def test_a_scored_list_makes_all_its_pairs(row: dict[str, Any]):
+    found = read(row)
+    assert texts(found) == ["No.", "Hello!", "Hm."]
+    assert set(found.pairs) == {(1, 0, 8.0), (1, 2, 5.0), (2, 0, 3.0)}
+    assert found.names == ["answer 1", "answer 2", "answer 3"]
+
+
+def test_ranks_have_no_margins_and_equal_ones_make_no_pair():
+    nectar = [{"answer": text, "rank": rank} for text, rank in (("a", 2.0), ("b", 1.0), ("c", 2.0))]
+    for row in (
+        {"prompt": "Hi", "answers": nectar},
+        {"prompt": "Hi", "answers": ["a", "b", "c"], "ranks": [2, 1, 2]},
+    ):
+        assert set(read(row).pairs) == {(1, 0, 0.0), (1, 2, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("more", "columns", "margin"),
+    [
+        ({"margin": 1.5}, {}, 1.5),
+        ({"score_chosen": 9, "score_rejected": "4.0"}, {}, 5.0),
+        ({"gap": 2}, {"margin": "gap"}, 2.0),
+        ({"score_chosen": 7, "score_rejected": 7}, {}, 0.0),
+    ],
+)
+def test_a_pair_may_say_its_margin(more: dict[str, Any], columns: dict[str, str], margin: float):
+    row = {"prompt": "Hi", "chosen": "a", "rejected": "b", **more}
+    assert read(row, **columns).pairs == ((0, 1, margin),)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "completion": "Yo", "label": True},
+        {"prompt": "Hi", "response": "Yo", "label": "1"},
+        {"prompt": [ASK], "completion": [BACK], "label": 1.0},
+        {"messages": [ASK, BACK], "label": "True"},
+        {"messages": [ASK, BACK], "kto_tag": True, "columns": "label=kto_tag"},
+    ],
+)
+def test_an_answer_with_a_verdict(row: dict[str, Any]):
+    name, _, column = row.pop("columns", "").partition("=")
+    found = read(row, **({name: column} if name else {}))
+    assert [answer.messages for answer in found.answers] == [
+        (Message("user", "Hi"), Message("assistant", "Yo"))
+    ]
+    assert (found.pairs, found.is_good) == ((), True)
+
+
+def test_only_the_last_answer_has_the_verdict():
+    found = read({"messages": [ASK, BACK, ASK, BAD], "label": False})
+    assert found.answers[0].untrained == {1}
+    assert (found.is_good, found.names) == (False, ["bad"])
 
 
 @pytest.mark.parametrize(
@@ -79,6 +159,17 @@ def test_what_both_begin_with_is_only_read():
         ),
         ({"chosen": "Hello!", "rejected": "No."}, "a text without a prompt must begin with"),
         ({"input": {}, "preferred_output": [GOOD]}, "input: has no messages"),
+        ({"prompt": "Hi", "responses": ["a", "b"]}, "nothing says which answer is better"),
+        ({"prompt": "Hi", "responses": ["a"], "scores": [1]}, "no list of two answers or more"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "scores": [1]}, "2 answers have 1 numbers"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "scores": [1, "x"]}, "'x' is no number"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "scores": [2, 2]}, "no answer is better"),
+        ({"prompt": "Hi", "responses": ["a", "a"], "scores": [1, 2]}, "are equal"),
+        (
+            {"prompt": "Hi", "chosen": "a", "rejected": "b", "margin": -1},
+            "says that the rejected answer is the better one",
+        ),
+        ({"prompt": "Hi", "completion": "a", "label": "maybe"}, "'maybe' is no verdict"),
     ],
 )
 def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], said: str):

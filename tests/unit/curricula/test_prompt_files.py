@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from curricula.prompt_files.build import split_of
 from curricula.prompt_files.contamination import HeldOutWords, runs
-from curricula.prompt_files.curriculum import Files
-from curricula.prompt_files.mixture import Mixture
+from curricula.prompt_files.index_builder import split_of
 from curricula.prompt_files.prompt import read_prompt
+from curricula.prompt_files.prompt_curriculum import Files, Mixture
 from curricula.prompt_files.spec import PromptSource, Shares
 from engines.draws import draw_problems
 from engines.rollout.roller import Roller
 from engines.types import Json, Message, Problem, RowCurriculum, Split, Tool
-from infra.data_files.bad_row import BadRow
+from infra.data_files.tally import BadRow
 from infra.errors import InputError, TrainingStopped
 from infra.home import home
 from tasks.domain import Domain
@@ -289,7 +288,7 @@ def test_an_epoch_of_a_source_is_shuffled_once_however_many_sources_take_turns(
             shuffled.append(seed)
             super().__init__(seed)
 
-    monkeypatch.setattr("curricula.epoch_orders.random.Random", Counted)
+    monkeypatch.setattr("curricula.splits.random.Random", Counted)
     assert len(set(asked(made.problems("rl", 20, 0)))) == 20
     assert sorted(shuffled) == [f"0/rl/s{n}/0" for n in range(10)]
     for position in (19, 20, 19, 20):  # rollouts of both epochs are under way

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from curricula.prompt_files.curriculum import Files
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.draws import draw_problems
 from infra.home import home
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from curricula.prompt_files.curriculum import Files
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.chat import Chat
 from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.roller import Roller

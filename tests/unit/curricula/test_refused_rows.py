@@ -12,26 +12,33 @@ from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
-from curricula.rows.pairs import PairColumns, read_pair
-from engines.types import Message
-from infra.data_files.bad_row import BadRow
+from curricula.rows.pairs import PairColumns, read_judged
+from engines.types import Message, ToolCall
+from infra.data_files.tally import BadRow
 
 pytestmark = pytest.mark.unit
 
 ASK, ANSWER = {"role": "user", "content": "12+30"}, {"role": "assistant", "content": "42"}
 SAID = (Message("user", "12+30"), Message("assistant", "42"))
+LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
 
 
-def sft(row: dict[str, Any]) -> Conversation:
-    return read_row(row, Columns(), "auto")
+def sft(row: dict[str, Any], **columns: str) -> Conversation:
+    return read_row(row, Columns(**columns), "auto")
 
 
 def prompt(row: dict[str, Any], **fields: Any) -> Prompt:
     return read_prompt(row, PromptSource.model_validate({"files": ["a.jsonl"], **fields}))
 
 
-def talk(*said: Any) -> dict[str, Any]:
-    return {"messages": list(said)}
+def talk(*said: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": list(said), **more}
+
+
+def refusal(row: dict[str, Any], **columns: str) -> str:
+    with pytest.raises(BadRow) as refused:
+        sft(row, **columns)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,7 @@ def test_calls_results_and_tools_of_a_row_must_fit(said: Any, fault: str):
         prompt(talk(*said, ASK) | {"tools": TOOLS})
     pair = {"prompt": [ASK], "chosen": list(said[1:]), "rejected": [ANSWER], "tools": TOOLS}
     with pytest.raises(BadRow, match=rf"^chosen: messages{fault}"):
-        read_pair(pair, PairColumns(), "auto")
+        read_judged(pair, PairColumns(), "auto")
 
 
 @pytest.mark.parametrize(
@@ -245,3 +252,77 @@ def test_columns_beside_the_messages_count_as_before(more: dict[str, Any]):
     assert read.weight == more.get("weight", 1.0)
     assert read.unread == ({"id"} if "id" in more else frozenset())
     assert (read.messages == bare.messages) is ("system" not in more)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"version": 1, "data": [{"a": "b"}]}, "it is no row, but holds rows in `data`"),
+        ({"problem": "a", "generated_solution": "b"}, "e.g. `columns.completion: generated_sol"),
+        (ASK, "it is one message, and a row is a whole conversation"),
+        ({"from": "human", "value": "a"}, "it is one message"),
+        ({"input_ids": [1, 2], "labels": [-100, 2]}, "`input_ids` holds ids of tokens, which"),
+        (talk(ASK, ANSWER, labels=[-100, 2]), "has `labels`, ids of tokens of which those with"),
+        ({"prompt": "a", "completion": "b", "labels": [-100, 2]}, "mark messages with `weight: 0`"),
+        ({"prompt": [1, 2], "completion": "b"}, "prompt: holds ids of tokens, which are not read"),
+        ({"prompt": "a", "completion": ["b", "c"]}, "is no object but a text; one text of a list"),
+        ({"messages": {"0": [ASK, ANSWER]}}, "write the table with `to_json(orient='records')`"),
+        ({"conversation": [{"human": "a", "assistant": "b"}]}, "has no `role`; it has human, ass"),
+        (talk(ASK, ANSWER | {"content": "\u200b\ufeff "}), "the assistant says nothing"),
+        ({"prompt": "a", "completion": "\u200b"}, "completion: is empty"),
+        (talk(ASK, {"role": "tool_call", "content": "{}"}), "; calls are read from `tool_calls`"),
+        (
+            talk(ASK, {"role": "assistant", "content": [{"type": "tool_use", "name": "look"}]}),
+            "a part of type 'tool_use' is no text; calls are read from `tool_calls`",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_the_row_is_and_what_to_do(row: dict[str, Any], said: str):
+    assert said in refusal(row)
+
+
+def test_an_answer_that_is_nothing_but_calls_of_the_rows_tools_makes_them():
+    calls = [{"name": "look", "arguments": {"at": "x"}}, {"name": "look", "arguments": {}}]
+    row = {"query": "Where?", "tools": json.dumps([LOOK]), "answers": json.dumps(calls)}
+    for said in (json.dumps(calls), calls):
+        read = sft(row | {"answers": said})
+        made = (ToolCall("look", {"at": "x"}), ToolCall("look", {}))
+        assert (read.messages[1], read.layout) == (
+            Message("assistant", "", None, made),
+            "query -> answers",
+        )
+    other = [{"name": "walk", "arguments": {}}]
+    assert "calls walk, which is not among the row's tools" in refusal(row | {"answers": other})
+    as_text = sft({"query": "Where?", "answers": json.dumps(calls)})
+    assert as_text.messages[1].content == json.dumps(calls), "without tools it is a text"
+    listed = sft(row | {"answers": '["x", {"name": "look"}]'})
+    assert listed.messages[1].content == '["x", {"name": "look"}]'
+
+
+def test_one_item_of_a_list_is_named_by_its_place():
+    row = {"problem": "12+30", "generations": ["42", "41"], "is_reasoning_complete": [True, False]}
+    read = sft(row, prompt="problem", completion="generations.1")
+    assert (read.messages[1].content, read.unread) == ("41", {"is_reasoning_complete"})
+    nested = {"instruction": "12+30", "completions": json.dumps([{"response": "42"}])}
+    named = {"prompt": "instruction", "completion": "completions.0.response"}
+    assert sft(nested, **named).messages == SAID
+    assert "generations: has 2 items; the first is 0" in refusal(
+        row, prompt="problem", completion="generations.2"
+    )
+
+
+@pytest.mark.parametrize("name", ["reasoning", "enable_thinking", "chat_template_kwargs"])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_column_that_turns_thinking_on_or_off_says_what_the_answer_does(name: str, thinks: bool):
+    answer = ANSWER | ({"content": "<think>Add.</think>42"} if thinks else {})
+    for said in (thinks, not thinks):
+        value: Any = "on" if said else "off"
+        if name != "reasoning":
+            value = said if name == "enable_thinking" else {"enable_thinking": said, "tools": []}
+        for row in (talk(ASK, answer), {"question": "12+30", "answer": answer["content"]}):
+            if said == thinks:
+                assert sft(row | {name: value}).unread == frozenset()
+            else:
+                assert f"turns thinking {'on' if said else 'off'}, and " in refusal(
+                    row | {name: value}
+                )

@@ -11,8 +11,8 @@ import pytest
 from curricula.rows.columns import Columns
 from curricula.rows.layouts import read_row
 from engines.types import Message
-from infra.data_files.bad_row import BadRow
 from infra.data_files.rows import row_without_faults
+from infra.data_files.tally import BadRow
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from curricula.rows.columns import Columns
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from engines.types import Message, ToolCall
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.tally import BadRow, Reason
 
 pytestmark = pytest.mark.unit
 
@@ -131,9 +131,6 @@ def test_a_thought_in_a_column_of_its_own_is_the_answers():
     read = sft({"question": "12+30", "reasoning": "Add.", "answer": "42"})
     assert read.messages[1] == Message("assistant", "42", "Add.")
     assert "has `thinking`, which is not read" in refusal(talk(ASK, ANSWER, thinking="Add."))
-    assert "turns thinking on or off" in refusal(
-        {"prompt": "a", "completion": "b", "thinking": True}
-    )
 
 
 def test_what_nothing_reads_is_named_wherever_it_stands():
@@ -191,6 +188,9 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
         (talk(ASK | {"thinking": "hm"}, ANSWER), "has `thinking`, but the role is user"),
         (talk(ASK, ANSWER | {"thinking": "a", "thought": "b"}), "which differ"),
         (talk(ASK, ANSWER | {"text": "43"}), "has `text` beside its `content`"),
+        (talk(ASK | {"from": "gpt"}, ANSWER), "its `role` is user, but it is of role assistant"),
+        ({"conversations": [{"from": "human", "value": "a", "role": "system"}]},
+         "its `role` is system, but it is of role user"),
         (talk({"role": "user", "content": " "}, ANSWER), "messages[0]: its `content` is empty"),
         (talk({"role": "user"}, ANSWER), "messages[0]: has no `content`; it has role"),
         (talk(ASK, {"role": "assistant", "value": "42"}), "has no `content`; it has role, value"),

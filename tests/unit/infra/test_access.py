@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engines.sglang.arguments import server_options
-from engines.sglang.options import check_options
-from engines.sglang.servers.launcher import keep_from_logs
+from engines.sglang.server_options import check_options
+from engines.sglang.servers.server_launcher import keep_from_logs
 from engines.sglang.spec import FleetSpec
 from infra.access import (
     HOST_VARIABLE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from infra.errors import CorruptArtifact, FencedOut
+from infra.home import seal, unseal
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.store.retention import Retention
 from infra.store.store import Store
+from infra.user_files import UserFiles
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +46,30 @@ def commit(
         code={"hash": "ef"}, metrics={"loss": 0.5, "odd": math.nan}, seeds={"seed": 1},
         mlflow_run_id="r1", seconds=2.5,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["{}", "a/../../../../../../../../../..{}", "x/{}"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_manifest_reaches_no_file_outside_of_its_folder(
+    form: str, is_there: bool, artifacts: ArtifactStore, tmp_path: Path
+) -> None:
+    """Whoever writes to a shared store would have files of its readers overwritten, or deleted."""
+    made = commit(artifacts, folder(tmp_path / "out"))
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    place = Path(made.url.removeprefix("file://"))
+    content = json.loads(unseal((place.parent / "manifest.json").read_bytes()))
+    content["files"][0]["path"] = form.format(mine)
+    (place.parent / "manifest.json").write_bytes(seal(json.dumps(content).encode()))
+    if is_there:
+        planted = place / str(mine).lstrip("/")
+        planted.parent.mkdir(parents=True)
+        planted.write_text("evil")
+    with pytest.raises(CorruptArtifact, match="leads out of the folder"):
+        artifacts.manifest("sft", DIGEST)
+    assert mine.read_text() == "precious"
+    with pytest.raises(ValueError, match="leads out"):
+        UserFiles(hooks={form.format("/tmp/x.py"): b""})
 
 
 def test_an_artifact_is_found_with_all_that_made_it(

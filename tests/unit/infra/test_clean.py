@@ -27,7 +27,7 @@ from infra.processes.leftovers import (
     trace_name,
 )
 from infra.processes.work_folder import work_folder, work_path
-from infra.sandbox.scratch import scratch_folder
+from infra.sandbox.python import scratch_folder
 from infra.stack.clean import clean
 from infra.stack.record import load_record, new_stack, save_record
 
@@ -126,7 +126,7 @@ def test_a_temporary_folder_of_a_killed_process_is_found(memory: Path) -> None:
     assert not mine.exists()
 
 
-def test_another_homes_things_stay(
+def test_another_homes_things_stay_but_for_memory_that_its_dead_left_long_ago(
     memory: Path, dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -143,6 +143,13 @@ def test_another_homes_things_stay(
         assert not _found()
         clean()
         assert all(path.exists() for path in (folder, sockets, shared, *unknown))
+        alive = memory / f"sglang_loads_tributary-0badc0de-{os.getpid()}_ab12cd34.shm"
+        alive.touch()
+        for path in (folder, sockets, shared, alive, *unknown):
+            os.utime(path, (1.0, 1.0))  # long ago: only memory that nobody can use goes
+        clean()
+        assert not shared.exists()
+        assert all(path.exists() for path in (folder, sockets, alive, *unknown))
     finally:
         folder.rmdir()
         sockets.rmdir()
@@ -208,9 +215,7 @@ def test_old_drafts_go_and_new_ones_stay(memory: Path) -> None:
 
 
 def test_a_sandbox_that_is_used_stays_and_one_left_by_a_crash_goes(memory: Path) -> None:
-    code = (
-        "import os, infra.sandbox.scratch as s; f = s.scratch_folder(); f.__enter__(); os._exit(0)"
-    )
+    code = "import os, infra.sandbox.python as s; f = s.scratch_folder(); f.__enter__(); os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True)
     with scratch_folder() as mine:
         (left,) = _found()

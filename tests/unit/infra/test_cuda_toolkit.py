@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from engines.sglang.servers import host
-from infra import cuda_toolkit
-from infra.cuda_toolkit import compile_problem, toolkit
+from infra import cuda
+from infra.cuda import compile_problem, toolkit
 
 pytestmark = [
     pytest.mark.unit,
@@ -56,7 +56,7 @@ def test_the_packages_become_a_toolkit_that_links(
     monkeypatch.setenv("CUDA_HOME", str(packages))
     assert "cannot find -lcudart" in compile_problem() or "ld returned" in compile_problem()
     monkeypatch.delenv("CUDA_HOME")
-    cuda_toolkit.use_toolkit()
+    cuda.use_toolkit()
     found = Path(os.environ["CUDA_HOME"])
     assert found.parent == Path(os.environ["TRIBUTARY_HOME"]).resolve()
     assert (found / "include").resolve() == packages / "include"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,12 +18,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 import infra.data_files.chunks as chunks_module
 import infra.data_files.files as files_module
-from infra.data_files.bad_row import BadRow
+import infra.home as home_module
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.csv_rows import CsvFile
 from infra.data_files.files import choices_of, find_files, fingerprint, local_copy
 from infra.data_files.json_rows import JsonFile
 from infra.data_files.rows import Rows
+from infra.data_files.tally import BadRow
 from infra.errors import InputError, StorageError
 from infra.home import home
 
@@ -165,6 +167,23 @@ def test_whole_numbers_keep_all_their_digits(tmp_path: Path):
     assert isinstance(row["a"], int)
 
 
+def test_numbers_of_32_bits_keep_the_digits_that_they_have(tmp_path: Path):
+    short, half = pa.float32(), pa.float16()
+    columns = {
+        "answer": pa.array([0.1, None], short), "long": pa.array([0.1, 1 / 3]),
+        "half": pa.array(np.array([0.1, 2.0], np.float16), half),
+        "inside": pa.array([{"a": [0.7], "b": None}, {"a": [16777216.0], "b": 1.5}],
+                           pa.struct([("a", pa.list_(short)), ("b", short)])),
+    }  # fmt: skip
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), file)
+    rows, _ = first_rows(find_files([str(file)])[0], 10)
+    assert [rows.row(n) for n in range(2)] == [
+        {"answer": 0.1, "long": 0.1, "half": 0.1, "inside": {"a": [0.7]}},
+        {"answer": None, "long": 1 / 3, "half": 2.0, "inside": {"a": [16777216.0], "b": 1.5}},
+    ]
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path):
     assert read_all(tmp_path, b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
     assert read_all(tmp_path, b'\xef\xbb\xbf\n{"a": 1}') == [{"a": 1}]
@@ -235,6 +254,22 @@ def test_a_file_that_cannot_be_read_is_named(made: Callable[[Path], Path], tmp_p
         first_rows(found, 10_000)
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("a.jsonl.gz", b'{"a": "'), ("a.json.gz", b'[{"a": "'), ("a.csv.gz", b"a\n")],
+)
+def test_a_row_that_would_fill_the_memory_is_refused(
+    name: str, begin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A packed file of a kilobyte holds one of a mebibyte."""
+    monkeypatch.setattr("infra.data_files.rows.MOST_ROW", 1 << 20)
+    with gzip.open(tmp_path / name, "wb") as out:
+        out.write(begin + b"x" * (4 << 20))
+    for read in (lambda f: first_rows(f, 3), lambda f: LocalFiles([f], tmp_path / "scratch")):
+        with pytest.raises(InputError, match="a row has more than"):
+            read(find_files([str(tmp_path / name)])[0])
+
+
 def test_a_packed_file_is_unpacked_once_until_it_changes(tmp_path: Path):
     file, copies = tmp_path / "x.jsonl.gz", tmp_path / "copies"
 
@@ -252,7 +287,9 @@ def test_a_packed_file_is_unpacked_once_until_it_changes(tmp_path: Path):
     assert len(list(copies.iterdir())) == 2
 
 
-def test_copies_that_nobody_reads_are_removed_and_nothing_is_left_of_a_failed_one(tmp_path: Path):
+def test_copies_that_nobody_reads_are_removed_and_nothing_is_left_of_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     old, read = tmp_path / "copies" / "old.jsonl", tmp_path / "copies" / "read.jsonl"
     old.parent.mkdir()
     for file, accessed in ((old, 1.0), (read, time.time())):
@@ -260,6 +297,11 @@ def test_copies_that_nobody_reads_are_removed_and_nothing_is_left_of_a_failed_on
         os.utime(file, (accessed, 1.0))
     with pytest.raises(StorageError, match="cannot be copied"):
         local_copy(*find_files([str(_cut_off(tmp_path))]), old.parent)
+    assert list(old.parent.iterdir()) == [read]
+    monkeypatch.setattr(home_module, "_MOST_SHARE", 1e-9)
+    (tmp_path / "zeros.jsonl.gz").write_bytes(gzip.compress(bytes(1 << 20)))
+    with pytest.raises(InputError, match=r"zeros\.jsonl\.gz, uncompressed, has more than .* GB"):
+        local_copy(*find_files([str(tmp_path / "zeros.jsonl.gz")]), old.parent)
     assert list(old.parent.iterdir()) == [read]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import InfrastructureError, InputError
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from infra.stack import up
 from infra.stack.database import VARIABLE, database, mlflow_env
 from infra.stack.record import new_stack, save_record

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.data_files import chunks, json_rows
-from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files
+from infra.data_files.tally import BadRow
 from infra.errors import InputError, StorageError
 
 pytestmark = pytest.mark.unit

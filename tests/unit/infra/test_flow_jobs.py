@@ -16,15 +16,15 @@ import pytest
 from engines.sglang.servers.host import prepare_environment
 from flows.running.secrets import block_secrets
 from infra.access import ADDRESS_VARIABLE, HOST_VARIABLE, reachable
-from infra.cluster import Cluster
 from infra.errors import InputError
 from infra.processes.children import ProcessRecord
 from infra.stack import Stack, load_stack
+from infra.stack.cluster import Cluster
 from infra.stack.flow_jobs import ELSEWHERE_VARIABLE, TEMPLATE_VARIABLE
-from infra.stack.ports import PARTS
 from infra.stack.prefect_server import furnish
 from infra.stack.record import new_stack, require_same_host, save_record
 from infra.stack.services import services
+from infra.stack.stack_ports import PARTS
 from tests.parts.json_server import serving
 
 pytestmark = pytest.mark.unit

@@ -241,3 +241,5 @@ def test_a_path_that_is_not_there_is_said_so(asked: str, tmp_path: Path):
 def test_a_readme_that_is_no_yaml_is_named(tmp_path: Path):
     with pytest.raises(InputError, match=r"README\.md: its first part is no YAML"):
         read(made(tmp_path, "a.csv", configs=" - {"))
+    with pytest.raises(InputError, match=r"README\.md: .*it has aliases"):
+        read(made(tmp_path, "a.csv", configs=f"- &a {{}}\n{PLAIN}- *a"))

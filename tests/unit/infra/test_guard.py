@@ -16,10 +16,8 @@ import pytest
 
 from infra.access import basic_token
 from infra.errors import InputError
-from infra.guard import Guard
+from infra.guard import LINK_SECONDS, Guard, has_cookie, login_link, may_be_our_user
 from infra.home import home
-from infra.logins import LINK_SECONDS, has_cookie, login_link
-from infra.peers import may_be_our_user
 
 pytestmark = pytest.mark.unit
 
@@ -106,6 +104,8 @@ def test_a_link_logs_a_browser_in_once() -> None:
     assert _asked(asked, {})[0] == 401, "it worked once"
     assert _asked(asked, cookie)[0] == 303, "a browser that is logged in goes on to the page"
     assert has_cookie(cookie["cookie"], KEY, NEIGHBOUR[0])
+    for foreign in ('x={"a": 1}', 'x="never closed', "no name", "é=[1, 2]", ""):
+        assert has_cookie(f"{foreign}; {cookie['cookie']}; {foreign}", KEY, NEIGHBOUR[0]), foreign
     assert not has_cookie(cookie["cookie"], "another-key-than-before", NEIGHBOUR[0])
     assert _asked("/", cookie, client=("192.0.2.8", 40000))[0] == 401, "seen by somebody else"
 

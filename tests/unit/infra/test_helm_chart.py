@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from infra.stack.flow_jobs import ELSEWHERE_VARIABLE, TEMPLATE_VARIABLE, read_template
-from infra.stack.ports import fixed_ports
 from infra.stack.record import WORK_POOL
+from infra.stack.stack_ports import fixed_ports
 from tests.parts.helm import PACKAGE, helm
 from tests.parts.prefect_job import COMMAND, NAME, flow_job
 from tests.parts.ray_cluster import validate_ray_cluster

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from flows.command.models.card import licence_of
 from flows.load import load_recipe
 from flows.recipe import Recipe
 from flows.running.new_run import pinned_arguments, pinned_recipe, recipe_as_on_record
 from infra.errors import InputError, StorageError
-from infra.hub import hub_name, pinned, snapshot
-from infra.hub_upload import upload_model
+from infra.hub import front_matter, hub_name, pinned, snapshot, upload_model
 from tasks.base.import_folder import import_model
-from tasks.durable.identity import folder_fingerprint
-from tasks.model_folder.report import report_model
+from tasks.durable.stage_identity import folder_fingerprint
+from tasks.model_folder.folder_report import report_model
 from tests.parts.chat_parts import random_base
 from tests.parts.hub import TOKEN, Hub, hub_standin, use_hub
 
@@ -51,10 +52,33 @@ def test_a_name_is_read(text: str, repo: str, revision: str) -> None:
     assert (name.repo, name.revision) == (repo, revision)
 
 
-@pytest.mark.parametrize("text", ["hf:", "hf:a/b/c", "hf:org/name@", "hf:org name"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("hf:", "hf:a/b/c", "hf:org/name@", "hf:org name", "hf:org/..", "hf:../name"),
+        *("hf:org/name@../../x", "hf:org/name@/etc", "hf:org/name@a/../b", "hf:org/name@a\nb"),
+    ],
+)
 def test_a_name_that_is_none_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(InputError, match="hf:ORG/NAME@REVISION"):
         hub_name(text)
+
+
+BOMB = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n"
+    for before, name in pairwise("abcdefghijk")
+)
+"""nine to the power of ten values, in 500 characters"""
+
+
+@pytest.mark.parametrize("text", [BOMB, "license: 2024-13-45", "a: " + "[" * 9999, "a: {", "a: !x"])
+def test_the_head_of_a_card_from_anywhere_is_read_in_no_time_or_refused(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{text}\n---\n# x")
+    with pytest.raises(ValueError):  # noqa: PT011 of several libraries
+        front_matter((tmp_path / "README.md").read_text())
+    assert licence_of(tmp_path) == "unknown"
 
 
 def test_a_model_is_looked_at_without_downloading_its_weights(hub: Hub, base: Path) -> None:

@@ -14,8 +14,8 @@ from infra.errors import InfrastructureError, InputError
 from infra.home import JOINED_HOME_VARIABLE, home
 from infra.processes.children import ProcessRecord, birth_of
 from infra.stack import Stack, up
+from infra.stack.doctor import hosts_in
 from infra.stack.head import address_towards
-from infra.stack.hosts import hosts_in
 from infra.stack.record import load_record, new_stack, save_record
 from infra.stack.services import services
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from infra.stack import doctor
 from infra.tracking import tracker as tracker_module
-from infra.tracking.known_steps import KnownSteps
 from infra.tracking.refusals import refused_folder
-from infra.tracking.spool import deliver_spool, spool_folder
+from infra.tracking.spool import KnownSteps, deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
 from tests.parts.json_server import json_server
 

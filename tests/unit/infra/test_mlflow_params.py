@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from infra.tracking.pages import curves_page, run_page, runs_page, shared_view
+from infra.tracking.pages import VIEW_TAG, curves_page, run_page, runs_page, shared_view
 from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, MlflowKeys, flat_params
 
 pytestmark = pytest.mark.unit
@@ -46,9 +46,16 @@ def test_every_page_opens_the_training_view() -> None:
     assert [query["workflowType"] for query in queries] == [["machine_learning"]] * 3
     assert json.loads(queries[2]["runs"][0]) == ["r", "s"]
     assert json.loads(queries[2]["plot_metric_keys"][0]) == ["outcome_mean", "entropy"]
-    name, state = shared_view(["metrics.score/agent", "params.seed"])
-    assert name.endswith(queries[0]["viewStateShareKey"][0])
-    assert json.loads(state)["selectedColumns"] == ["metrics.`score/agent`", "params.`seed`"]
+    assert VIEW_TAG.endswith(queries[0]["viewStateShareKey"][0])
+
+
+def test_the_columns_of_older_runs_stay_in_the_view() -> None:
+    first = shared_view(["metrics.score/agent", "params.seed"])
+    assert json.loads(first)["selectedColumns"] == ["metrics.`score/agent`", "params.`seed`"]
+    second = json.loads(shared_view(["metrics.score/general", "params.seed"], first))
+    assert second["selectedColumns"] == [
+        "metrics.`score/general`", "params.`seed`", "metrics.`score/agent`",
+    ]  # fmt: skip
 
 
 def test_names_of_metrics_and_params_are_cleaned_alike_and_stay_different() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import InputError
-from infra.new_folder import new_folder
+from infra.home import new_folder
 
 pytestmark = pytest.mark.unit
 

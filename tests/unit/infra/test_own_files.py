@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import InputError
-from infra.home import home, runtime_dir
-from infra.own_files import close_to_others, own_folder, read_own_file, write_own_file
+from infra.home import close_to_others, home, own_folder, read_own_file, runtime_dir, write_own_file
 from infra.processes.children import find, start, terminate
 from infra.processes.leftovers import claim_private_folder, private_folder
 from infra.processes.secret_file import hand_over, take_over

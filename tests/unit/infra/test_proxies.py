@@ -7,7 +7,7 @@ import os
 import httpx
 import pytest
 
-from infra.proxies import bypass, bypass_env, forget_proxies, unusable
+from infra.processes.network import bypass, bypass_env, forget_proxies, unusable
 from infra.stack.record import Stack
 from infra.stack.services import prefect_service_env, service_env
 from tests.parts.json_server import json_server

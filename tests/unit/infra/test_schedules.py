@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from infra.errors import InfrastructureError
-from infra.stack.ports import PARTS
 from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
 from infra.stack.schedules import note_schedules, restore_schedules
+from infra.stack.stack_ports import PARTS
 from tests.parts.json_server import serving
 
 pytestmark = pytest.mark.unit

@@ -12,13 +12,14 @@ from flows.load import load_recipe, recipe_from_tree, shipped_recipes
 from flows.running.secrets import secrets_of_run
 from infra.errors import InputError, StorageError
 from infra.hooks import construct
-from infra.needed_secrets import (
+from infra.secret_references import (
     RunSecrets,
+    environment_without_secrets,
     for_part,
+    secrets_of,
     with_secrets_of_the_store,
-    without_secrets,
+    written_secrets,
 )
-from infra.secret_references import secrets_of, written_secrets
 from tests.parts.recorded_run import exit_code
 
 pytestmark = pytest.mark.unit
@@ -185,7 +186,7 @@ def test_servers_services_and_parts_get_less() -> None:
     urls = {"DATABASE": f"postgresql://user:{CANARY}@db/x"}
     env = dict.fromkeys(HELD, CANARY) | plain | urls
     assert with_secrets_of_the_store(env).keys() == plain.keys() | STORED
-    assert without_secrets(env) == plain
+    assert environment_without_secrets(env) == plain
     ours = STORED | {"EXTERNAL_FLEET_KEY"}
     assert for_part(env, ("reward", {})).keys() == env.keys() - ours
     named = ("reward", {"key": "secret:AWS_SECRET_ACCESS_KEY"})

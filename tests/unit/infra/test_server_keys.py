@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.access import key_path
-from infra.server_keys import bearer_of, forget_key, key_of, note_key
+from infra.access import bearer_of, forget_key, key_of, key_path, note_key
 
 pytestmark = pytest.mark.unit
 THEIRS, OURS = "http://10.0.0.2:30000", "http://127.0.0.1:30001"

@@ -86,7 +86,7 @@ def test_nothing_that_is_printed_steers_the_terminal(terminal: bool) -> None:
 
 WRITERS = {
     "flows/command/output.py: print": "JSON, in which control characters are numbers",
-    "flows/command/runs.py: sys.stdout.write": "lines of a log, each of them `shown`",
+    "flows/command/runs_command.py: sys.stdout.write": "lines of a log, each of them `shown`",
     "flows/command/declared/runs.py: print": "the completion of a shell, which is our own text",
 }
 

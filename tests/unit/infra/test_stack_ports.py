@@ -12,12 +12,12 @@ import pytest
 
 from infra.access import prepare_key
 from infra.errors import InputError
-from infra.peers import strangers_at
+from infra.guard import strangers_at
 from infra.processes.children import ProcessRecord, birth_of
 from infra.stack import load_stack
-from infra.stack.ports import PARTS, VARIABLE, choose_ports, fixed_ports
 from infra.stack.record import new_stack, save_record
 from infra.stack.services import services
+from infra.stack.stack_ports import PARTS, VARIABLE, choose_ports, fixed_ports
 
 pytestmark = pytest.mark.unit
 

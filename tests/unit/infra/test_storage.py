@@ -16,10 +16,9 @@ from botocore.exceptions import ClientError, EndpointConnectionError, NoCredenti
 
 from infra.errors import CorruptArtifact, StorageError
 from infra.store import store as store_module
-from infra.store.errors import explain, is_name_taken
-from infra.store.local_copies import verified_copy
 from infra.store.store import Store
-from infra.store.verified import VerifiedFiles
+from infra.store.store_errors import explain, is_name_taken
+from infra.store.verified import VerifiedFiles, verified_copy
 
 pytestmark = pytest.mark.unit
 

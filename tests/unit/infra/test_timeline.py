@@ -12,14 +12,16 @@ from infra.timeline import (
     JUDGES,
     TAKES,
     TICKETS,
+    TRACE_FILE,
     TRAINER,
     Timeline,
     mark,
+    read_trace,
     recording,
     span,
     took_place,
+    write_trace,
 )
-from infra.trace_file import TRACE_FILE, read_trace, write_trace
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,14 @@ import pytest
 
 from infra.code.undeclared_reads import undeclared_reads, watch_reads
 from infra.errors import InputError
-from infra.user_files import MAX_BYTES, UserFiles, data_path, install_hooks, read_hooks, same_names
+from infra.user_files import (
+    MAX_BYTES,
+    UserFiles,
+    data_path,
+    install_hooks,
+    read_hooks,
+    same_names,
+)
 
 pytestmark = pytest.mark.unit
 

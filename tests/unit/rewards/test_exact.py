@@ -6,7 +6,7 @@ import pytest
 
 from engines.types import Json, Message, Problem, Status, ToolCall, Transcript
 from infra.errors import InputError
-from rewards.registry import build
+from rewards.built_in_rewards import build
 
 pytestmark = pytest.mark.unit
 

@@ -11,9 +11,7 @@ from pydantic import ValidationError
 
 from engines.types import Message, Problem, Status, ToolCall, Transcript
 from rewards.rubric import Rubric, Term
-from rewards.served.build import build_served
-from rewards.served.judge import question
-from rewards.served.judge_settings import JudgeSettings
+from rewards.served import JudgeSettings, build_served, question
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rewards.known_verdicts import KnownVerdicts
+from rewards.verdicts import KnownVerdicts
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engines.types import Json, Message, Problem, Status, Transcript
-from rewards.built_in import BUILT_IN
+from rewards.built_in_rewards import BUILT_IN, SERVED, build
 from rewards.references import reference_fault, reference_keys
-from rewards.registry import SERVED, build
 from rewards.rubric import Rubric, Term
 
 pytestmark = pytest.mark.unit

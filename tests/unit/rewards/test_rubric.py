@@ -16,7 +16,7 @@ import torch
 
 from engines.types import Message, Problem, Status, Transcript, Verdict
 from infra.errors import InputError
-from rewards.registry import build
+from rewards.built_in_rewards import build
 from rewards.rubric import Rubric, Term
 
 pytestmark = pytest.mark.unit

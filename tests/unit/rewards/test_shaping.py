@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.types import Message, Problem, Status, ToolCall, Transcript
-from rewards.registry import build
+from rewards.built_in_rewards import build
 from rewards.text import boxed
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from curricula.registry import build
+from curricula.built_in_curricula import build
 from engines.types import (
     AssistantTurn,
     Demonstration,
@@ -28,7 +28,7 @@ from engines.types import (
 from flows.command.main import main
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
-from rewards.registry import build as build_reward
+from rewards.built_in_rewards import build as build_reward
 from rewards.rubric import Rubric, Term
 from tasks.admit.admission import Bounds, admit
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from curricula.admitted import Admitted
-from curricula.registry import build
+from curricula.built_in_curricula import build
+from curricula.splits import Admitted
 from engines.draws import draw_problems
 from engines.rollout.records.dataset import AdmittedProblem, read_admitted, write_admitted
 from engines.types import Problem, Split
@@ -21,11 +21,11 @@ from infra.errors import InputError, TrainingStopped
 from tasks.admit.body import run
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE, AdmitSpec
 from tasks.admitted import only_admitted
-from tasks.durable.identity import stage_code
-from tasks.registry import SPECS, module_of
+from tasks.durable.stage_identity import stage_code
 from tasks.resources import STOP_POLL_SECONDS
 from tasks.sft.spec import SftSpec
 from tasks.stage import ADMITTED, StageContext, Stopped
+from tasks.stage_kinds import SPECS, module_of
 from tests.parts.rollout_parts import domain
 from tests.parts.stage_parts import ListReporter, stage_context
 
@@ -163,7 +163,7 @@ def test_the_kinds_that_draw_problems_to_learn_from_read_what_was_admitted() -> 
     reading = {
         kind for kind in SPECS if "tasks/admitted.py" in code_identity([module_of(kind)]).files
     }
-    assert reading == {"rl", "opd", "distill", "rollout"}
+    assert reading == {"rl", "opd", "distill", "rollout", "screen"}
     settings: Any = {"steps": 1, "optimizer": {"lr": 1e-3}}
     for only in (True, False):
         sft = SftSpec.model_validate(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from curricula.registry import build
+import infra.home as home_module
+from curricula.built_in_curricula import build
 from curricula.vocabulary import LEXICON, PHRASES
 from engines.chat import Chat
 from infra.errors import InputError
@@ -19,6 +23,7 @@ from tasks.base.body import run
 from tasks.base.import_folder import import_model
 from tasks.base.random_model import write_random_model
 from tasks.base.spec import BaseSpec, RandomModel
+from tasks.model_folder.folder_report import report_model
 from tests.parts.chat_parts import random_base
 from tests.parts.stage_parts import stage_context
 
@@ -97,7 +102,9 @@ def test_a_vocabulary_too_small_for_bytes_and_phrases_is_refused(tmp_path: Path)
         write_random_model(tmp_path, RandomModel(**SMALL, vocab_size=256), [], seed=0)
 
 
-def test_an_import_is_a_copy_that_leaves_other_formats_behind(tmp_path: Path):
+def test_an_import_is_a_copy_that_leaves_other_formats_behind_and_never_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     source, target = random_base(tmp_path / "source"), tmp_path / "target"
     (source / "pytorch_model.bin").write_bytes(b"x")
     target.mkdir()
@@ -105,3 +112,81 @@ def test_an_import_is_a_copy_that_leaves_other_formats_behind(tmp_path: Path):
     assert metrics["parameters"] > 0
     names = {f.name for f in source.iterdir()} - {"pytorch_model.bin"}
     assert {f.name for f in target.iterdir()} == names
+    monkeypatch.setattr(home_module, "_MOST_SHARE", 1e-9)
+    with pytest.raises(InputError, match=r"base.folder: file:///.* has more than .* GB"):
+        import_model(source.as_uri(), target)
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return random_base(tmp_path / "model")
+
+
+def test_an_import_brings_what_the_model_needs_and_nothing_else(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    save_file({"lora": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
+    (copy := tmp_path / "copy").mkdir()
+    assert import_model(folder.as_uri(), copy)["parameters"] > 0
+    names = {file.name for file in folder.iterdir()}
+    assert {f.name for f in copy.iterdir()} == names - {
+        "pytorch_model.bin", "adapter_model.safetensors",
+    }  # fmt: skip
+
+
+def test_links_within_a_folder_or_a_hub_s_cache_and_to_weights_are_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "models--a--b"
+    made = cache / "snapshots" / ("c" * 40)
+    (cache / "blobs").mkdir(parents=True)
+    made.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        kept = folder if file.suffix == ".safetensors" else cache / "blobs"
+        file.rename(kept / str(number))
+        (made / file.name).symlink_to(os.path.relpath(kept / str(number), made))
+    (made / "LICENSE").symlink_to("config.json")
+    for place in (made, tmp_path / "linked"):
+        if place != made:
+            place.symlink_to(made)
+        assert report_model(str(place)).problems == ()
+
+
+def test_an_import_refuses_what_a_check_refuses(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"base\.folder: .*nowhere is missing"):
+        import_model(str(tmp_path / "nowhere"), tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
+def test_an_import_refuses_weights_that_are_no_numbers(
+    folder: Path, tmp_path: Path, value: float, kind: str
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    _save_as(weights, kind, folder)
+    (copy := tmp_path / "copy").mkdir()
+    import_model(str(folder), copy)
+    weights[NORM][-1] = value
+    _save_as(weights, kind, folder)
+    assert report_model(str(folder)).problems == ()
+    with pytest.raises(InputError, match=r"model\.safetensors: model\.norm\.weight holds NaN"):
+        import_model(str(folder), copy)
+
+
+def _save_as(weights: dict[str, np.ndarray], kind: str, folder: Path) -> None:
+    """numpy has no bfloat16: the upper half of a float32's bits."""
+    header: dict[str, Any] = {}
+    data = b""
+    for name, weight in weights.items():
+        bits = (weight.view(np.uint32) >> 16).astype("<u2") if kind == "BF16" else weight
+        written = bits.astype({"F16": "<f2"}.get(kind, bits.dtype)).tobytes()
+        offsets = [len(data), len(data) + len(written)]
+        header[name] = {"dtype": kind, "shape": weight.shape, "data_offsets": offsets}
+        data += written
+    text = json.dumps(header).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkpoint_contents import CONTENTS, WITHIN_A_STEP
+from tests.parts.checkpoint_contents import CONTENTS, WITHIN_A_STEP
 
 pytestmark = pytest.mark.unit
 
@@ -19,22 +19,25 @@ LOOP = (
         ROOT / f"tasks/{name}.py"
         for name in (
             "rl/body",
-            "rl/record",
+            "rl/stage_record",
             "rl/counts",
-            "verdicts",
+            "domain_verdicts",
             "updates",
             "series",
-            "rl/roles",
+            "rl/trained_roles",
             "rl/evaluation",
             "opd/body",
             "saving",
             "sft/body",
-            "sft/record",
+            "sft/sft_record",
         )
     ),
     ROOT / "infra/timeline.py",
     ROOT / "engines/devices/sharing.py",
-    *(ROOT / f"engines/megatron/train/{name}.py" for name in ("training", "trainer", "critic")),
+    *(
+        ROOT / f"engines/megatron/{name}.py"
+        for name in ("train/training", "train/critic", "rl/trainer")
+    ),
 )
 
 
@@ -72,15 +75,15 @@ def test_every_stateful_object_of_a_loop_is_listed_attribute_by_attribute() -> N
     assert set(found) == {*CONTENTS, *WITHIN_A_STEP}
     for name, places in CONTENTS.items():
         assert found[name] == set(places), (
-            f"{name}: say in tasks/checkpoint_contents.py where a checkpoint has it"
+            f"{name}: say in tests/parts/checkpoint_contents.py where a checkpoint has it"
         )
 
 
 def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
     """A name that is listed for a file must be written and read where it is kept."""
     for name, kept_in in (
-        ("tasks/rl/record.py:RlRecord", "state.json"),
-        ("tasks/sft/record.py:SftRecord", "state.json"),
+        ("tasks/rl/stage_record.py:RlRecord", "state.json"),
+        ("tasks/sft/sft_record.py:SftRecord", "state.json"),
         ("engines/rollout/buffers.py:GroupBuffer", "buffer.bin"),
         ("infra/timeline.py:Timeline", "timeline.jsonl"),
     ):

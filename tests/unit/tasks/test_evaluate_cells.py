@@ -14,7 +14,7 @@ from infra.code.identity import CodeIdentity
 from infra.errors import EngineError, TrainingStopped
 from infra.store.store import Store
 from tasks.domain import Domain
-from tasks.durable.stored_results import StoredResults
+from tasks.durable.stage_identity import StoredResults
 from tasks.evaluate.body import run, twins_of
 from tasks.evaluate.cells import (
     CellResult,
@@ -177,15 +177,32 @@ async def test_a_model_without_a_verdict_beside_one_with_scores_is_named(tmp_pat
     (found,) = await rolled_with(tmp_path / "2", {"a": lambda _: 1.0})
     other = replace(found, model="n")
     (warning,) = warnings_of([lost, other])
-    assert warning.what == "8 of 8 verdicts on m in a (temperature 1) failed"
+    alone = "in a (temperature 1) failed; no score has m (temperature 1)"
+    assert warning.what == f"8 of 8 verdicts on m {alone}"
+    three = [replace(lost, score=0.5, model=name) for name in "mno"]
+    (warning,) = warnings_of([*three, replace(lost, kind="greedy"), found])
+    assert warning.what == (
+        "32 of 32 verdicts on all 3 models in a failed; no score has m (greedy)"
+    )
+    (warning,) = warnings_of([*three, found, replace(found, model="p")])
+    assert warning.what == "24 of 24 verdicts on m, n, o in a failed; the scores are of the others"
     assert scores_of([lost, other])["scores"] == {"n": {"a": 1.0}}
 
 
-async def test_a_domain_whose_rollouts_are_all_cut_off_is_named(tmp_path):
+async def test_a_domain_in_which_no_answer_is_whole_is_named(tmp_path):
     (cut,) = await rolled_with(tmp_path, {"a": lambda _: 0.0}, lambda prompt, _: "1" * 9)
     assert (cut.score, cut.truncated_share) == (0.0, 1.0)
     (warning,) = warnings_of([cut])
     assert warning.what == "every rollout of every model in a was cut off, so each scores 0"
+    (broken,) = await rolled_with(tmp_path / "2", {"a": lambda _: 0.0}, lambda prompt, _: "?")
+    (warning,) = warnings_of([broken])
+    assert warning.what == "every rollout of every model in a broke the format, so each scores 0"
+    (warning,) = warnings_of([broken, replace(cut, model="n")])
+    assert str(warning).startswith(
+        "every rollout of every model in a broke the format or was cut off, so each scores 0: 8 are"
+        " malformed and 8 truncated"
+    )
+    assert list(warnings_of([broken, replace(cut, truncated_share=0.5)])) == []
 
 
 async def test_broken_answers_are_zeros_and_what_fails_beside_them_is_said(tmp_path):
@@ -253,7 +270,7 @@ def test_weights_of_two_names_are_sampled_once():
 def test_a_twins_results_are_the_originals_under_its_name():
     results = [result("grpo-sft", "a"), result("base", "a", score=0.1)]
     (copy,) = renamed(results, "grpo-sft", "dapo-sft")
-    assert (copy.model, copy.score, copy.tokens) == ("dapo-sft", 0.5, 0)
+    assert (copy.model, copy.score) == ("dapo-sft", 0.5)
 
 
 def results_in(root):
@@ -310,7 +327,7 @@ async def test_each_round_s_evaluation_samples_the_new_round_s_model_alone(tmp_p
         assert {label.rpartition(" ")[0] for label in labels} == set(planned)
     assert sampled == [1, 3, 4]
     again, same, _ = await evaluated(tmp_path, of_domain_a(home), planned)
-    assert (again, same["scores"], same["intervals"]) == ([], tables["scores"], tables["intervals"])
+    assert (again, same) == ([], tables), "the artifact does not tell who sampled"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from tasks.durable.claims import Claims, End
-from tasks.durable.identity import stage_identity
 from tasks.durable.job import EXIT_FAILED, _until_stopped, main
 from tasks.durable.prefect_task import MOST_PROGRESS_SECONDS, pause_after
 from tasks.durable.protocol import MARK, JobInput, dispatch, job_path
 from tasks.durable.reporter import MOST_LINE_SECONDS, line_pause
+from tasks.durable.stage_identity import stage_identity
 from tasks.sft.spec import SftSpec
 from tasks.stage import Resources, StageResources, StopFlag
 

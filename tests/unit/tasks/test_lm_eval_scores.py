@@ -12,7 +12,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reports.outcome import task_tables
 from infra.errors import InputError
-from tasks.durable.identity import spec_content
+from tasks.durable.stage_identity import spec_content
 from tasks.lm_eval.scores import scores_file, scores_of
 from tasks.lm_eval.spec import LmEvalSpec
 from tests.parts.chat_parts import (
@@ -130,7 +130,7 @@ def test_questions_open_the_turn_as_the_template_s_mode_has_it(
     tmp_path: Path, template: str, tokens: list[str], eos: str, end: str
 ) -> None:
     pytest.importorskip("lm_eval")
-    from tasks.lm_eval.served_model import ServedModel
+    from tasks.lm_eval.asked_model import ServedModel
 
     folder = chat_folder(tmp_path, template, tokens, eos)
     (folder / "config.json").write_text("{}")

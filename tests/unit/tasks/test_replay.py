@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from flows.catalog import plan_of
 from flows.load import load_recipe
 from infra.errors import InputError
-from tasks.replay.weight_difference import WeightDifference, weight_difference
+from tasks.replay.body import WeightDifference, weight_difference
 
 KEEPS = "experts.agent.path.1.rl.keep_rollouts=true"
 

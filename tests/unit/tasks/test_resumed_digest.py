@@ -17,8 +17,8 @@ from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.user_files import InstalledFiles
 from tasks.durable.attempts import RunPlace
 from tasks.durable.claims import Claims, Owner
-from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher
+from tasks.durable.stage_identity import stage_identity
 from tasks.stage import Resources
 
 pytestmark = pytest.mark.unit

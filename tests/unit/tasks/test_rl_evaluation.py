@@ -14,8 +14,8 @@ from infra.errors import EngineError
 from tasks.policy import Evaluation
 from tasks.rl.curve import ScorePoint
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
-from tasks.rl.record import RlRecord
 from tasks.rl.spec import RlSettings
+from tasks.rl.stage_record import RlRecord
 from tasks.stage import Pulse
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, Policy, domain, roller

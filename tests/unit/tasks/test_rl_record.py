@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engines.rollout.consumer import StepResult
-from engines.rollout.metrics import StopRule
+from engines.rollout.metrics import Alarms, StopRule
 from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery, read_rollouts, statement_of
 from engines.rollout.records.last_steps import LastSteps
@@ -20,7 +20,7 @@ from engines.types import Group, Problem, Status
 from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
 from tasks.rl.counts import RL_COUNTS_FILE
-from tasks.rl.record import RlRecord
+from tasks.rl.stage_record import RlRecord
 from tasks.series import SERIES_FILE, thinned
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
@@ -304,3 +304,38 @@ def test_held_out_scores_of_a_long_stage_are_thinned_and_end_with_the_last():
     assert len(points) <= 800
     assert points[0] == 0
     assert points[-3:] == [4997, 4998, 4999]
+
+
+def test_a_figure_that_is_no_longer_what_it_was_is_told_once():
+    """20 steps are the usual and the median of the last 5 counts: from the third slow step on."""
+    reporter = Reporter()
+    told = record(reporter)
+    for number in range(1, 41):
+        figures = {"mfu": 0.4 if number < 26 else 0.15, "staleness_mean": 0.0}
+        told.observe(step(number, sample(0, 1.0), sample(1, 0.0)), ServerUse(), figures)
+    (warning,) = reporter.warnings
+    assert warning.startswith(
+        "step 28: mfu fell to 0.15, from 0.4 in the 20 steps before: a rank's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "then", "said"),
+    [
+        ("generate_tokens_per_s", 1000.0, 501.0, ""),
+        ("generate_tokens_per_s", 1000.0, 499.0, "fell to 499, from 1e+03"),
+        ("publish_pause_seconds", 0.7, 1.5, "rose to 1.5, from 0.7"),
+        ("publish_pause_seconds", 0.03, 0.9, ""),
+        ("staleness_mean", 0.5, 1.25, "rose to 1.25, from 0.5"),
+        ("kv_use_max", 0.5, 0.9, ""),
+        ("kv_use_max", 0.5, 0.98, "cache is 98% full"),
+    ],
+)
+def test_an_alarm_has_a_bound_and_comes_again_after_better_steps(name, usual, then, said):
+    alarms, told = Alarms(), []
+    for phase, value in enumerate((usual, then, usual, then)):
+        for number in range(30):
+            told += [(phase, line) for line in alarms.observe(number, {name: value})]
+            told += [(phase, line) for line in alarms.observe(number, {name: 0.0})]
+    assert [phase for phase, _ in told] == ([1, 3] if said else [])
+    assert all(said in line for _, line in told)

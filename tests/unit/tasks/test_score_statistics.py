@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluate.statistics import best_of, interval, powers_of_two, standard_error
+from tasks.evaluate.score_statistics import best_of, interval, powers_of_two, standard_error
 
 pytestmark = pytest.mark.unit
 

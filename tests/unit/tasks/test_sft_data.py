@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curricula.registry import build
+from curricula.built_in_curricula import build
 from engines.chat import Chat
 from engines.rollout.records.dataset import (
     DATA_FILE,
@@ -24,7 +24,7 @@ from engines.rollout.records.dataset import (
 )
 from engines.types import Demonstration, Message, Problem, Split
 from infra.errors import InputError
-from tasks.sft.data import batches_for_steps, load_data
+from tasks.sft.sft_data import batches_for_steps, load_data
 from tasks.sft.spec import SftSpec
 from tasks.sft.supply import ListSupply
 from tasks.stage import ADMITTED
@@ -190,7 +190,7 @@ class SomeUnfinished:
 def test_demonstrations_that_cannot_be_rendered_are_left_out_unless_all_are(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
 ):
-    monkeypatch.setattr("curricula.registry.build", lambda *_: SomeUnfinished(finished))
+    monkeypatch.setattr("curricula.built_in_curricula.build", lambda *_: SomeUnfinished(finished))
     written = {**sft(demonstrations=3).model_dump(), "curriculum": {"name": "reasoning"}}
     spec = SftSpec.model_validate(written)
     if finished:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from curricula.prompt_files.curriculum import Files
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.consumer import StepResult
@@ -25,11 +25,11 @@ from engines.sglang.in_flight import ServerUse
 from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Group, Problem, Status
 from infra.errors import InputError, TrainingStopped
+from tasks.domain_verdicts import Verdicts, none_judged
 from tasks.opd.body import check_other_weights
 from tasks.resources import read_fitting_rows, read_rows
-from tasks.rl.record import RlRecord
+from tasks.rl.stage_record import RlRecord
 from tasks.updates import changed_share
-from tasks.verdicts import Verdicts, none_judged
 from tests.parts.chat_parts import random_base
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, domain
@@ -299,6 +299,21 @@ async def test_prompts_longer_than_the_context_are_left_out_with_a_count_and_no_
     assert "the model's context holds 2048" in kept.cause
 
 
+async def test_prompts_that_the_template_refuses_are_named_and_no_reward_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: CharChat, problem: Problem) -> list[int]:
+        raise InputError("chat_template.jinja: System role not supported")
+
+    monkeypatch.setattr(CharChat, "prompt_ids", refuse)
+    for share, said in ((0.2, "100% of the rollouts failed"), (1.0, "rollouts of d could begin: ")):
+        why = await stopped(by_turn("01"), float, max_failed_share=share)
+        assert said in why
+        assert "prompt: problem d/rl/0: chat_template.jinja: System role not supported" in why
+        assert "or take a chat template that writes them" in why
+        assert "reward" not in why
+
+
 def test_prompts_that_fill_the_context_are_named_and_no_reward_is_blamed() -> None:
     said = none_judged("sums", 8, "a prompt of 9000 tokens fills the context (8 of 8)")
     assert said.startswith("none of the 8 rollouts of sums could begin: a prompt of 9000 tokens")
@@ -329,5 +344,14 @@ async def test_weights_that_changed_are_counted_in_the_first_rows_of_each_tensor
         (tmp_path / name / "config.json").write_text("{}")
         save_file(tensors, tmp_path / name / "model.safetensors")
     assert await changed_share(tmp_path / "before", tmp_path / "same") == 0
+    if stored == "float32":  # at a rate of 1e-12 Adam moves a weight of 0 by as much
+        matrix = torch.ones(40, 7)
+        matrix[0, 0] = 0.0
+        save_file(before | {"matrix": matrix}, tmp_path / "before/model.safetensors")
+        moved = matrix + torch.full((40, 7), 1e-12)
+        save_file(after | before | {"matrix": moved}, tmp_path / "same/model.safetensors")
+        assert (moved != matrix).any()
+        assert await changed_share(tmp_path / "before", tmp_path / "same") == 0
+        save_file(before, tmp_path / "before/model.safetensors")
     changed = await changed_share(tmp_path / "before", tmp_path / "after")
     assert changed == 3 / (16 * 7 + 5 + 1)

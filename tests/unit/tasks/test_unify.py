@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines.algorithms.spec import Algorithm
-from flows.checks.recipe import cautions, check_recipe
+from flows.checks.recipe_checks import cautions, check_recipe
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train

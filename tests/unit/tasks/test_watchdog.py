@@ -18,10 +18,10 @@ from infra.store.artifacts import ArtifactStore
 from infra.store.store import Store
 from tasks.durable.attempts import RunPlace, _vigil
 from tasks.durable.claims import Claims, End, Owner
-from tasks.durable.identity import stage_identity
 from tasks.durable.job import EXIT_FAILED, EXIT_STOPPED
 from tasks.durable.launch import LocalLauncher
 from tasks.durable.protocol import JobInput, job_path
+from tasks.durable.stage_identity import stage_identity
 from tasks.sft.spec import SftSpec
 from tasks.stage import Pulse, Resources, StageResources
 

@@ -284,7 +284,7 @@ def hold_judge(module: Any) -> None:
 CHANGES: dict[str, Callable[[Any], None]] = {
     "infra.store.store": disturb_store,
     "infra.sandbox.python": prolong_program,
-    "rewards.math_judge": hold_judge,
+    "rewards.math": hold_judge,
     "sglang.srt.entrypoints.http_server": disturb_server,
 }
 

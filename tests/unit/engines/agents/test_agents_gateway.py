@@ -17,7 +17,7 @@ import pytest
 from engines.agents.agent_session import AgentSession
 from engines.agents.limits import GatewayLimits, SessionLimits
 from engines.chat.chat import Chat
-from engines.chat.folder import load_chat_folder
+from engines.chat.chat_folder import load_chat_folder
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.types import Message, Status
 from tests.e2e.requests_of_strangers import of_port

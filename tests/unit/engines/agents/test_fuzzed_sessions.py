@@ -18,9 +18,9 @@ from typing import Any, cast
 import pytest
 
 from engines.agents.agent_session import AgentSession
+from engines.agents.incremental_prompt import Drift
 from engines.agents.limits import SessionLimits
-from engines.agents.meaning import Drift
-from engines.agents.wire.request import Refusal, Request
+from engines.agents.wire.wire_format import Refusal, Request
 from engines.rollout.drivers.session_host import End
 from engines.types import Message, Status, ToolCall
 from tests.parts.agent_parts import Script, session_of

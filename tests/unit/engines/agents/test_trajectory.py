@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from engines.agents.agent_session import AgentSession
+from engines.agents.incremental_prompt import Drift, drift_of, meaning_of
 from engines.agents.limits import SessionLimits
-from engines.agents.meaning import Drift, drift_of, meaning_of
-from engines.agents.wire.parts import arguments_text, call_of
-from engines.agents.wire.request import Answer, Refusal, Request
+from engines.agents.wire.content_parts import arguments_text, call_of
+from engines.agents.wire.wire_format import Answer, Refusal, Request
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.types import (
     Generation,

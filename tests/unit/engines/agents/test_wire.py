@@ -7,12 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
+from engines.agents.gateway import openapi
+from engines.agents.wire.anthropic_messages import Messages
 from engines.agents.wire.chat_completions import ChatCompletions
-from engines.agents.wire.messages import Messages
-from engines.agents.wire.openapi import openapi
-from engines.agents.wire.request import Answer, Refusal, Request
 from engines.agents.wire.responses import Responses
-from engines.agents.wire.wire_format import WireFormat
+from engines.agents.wire.wire_format import Answer, Refusal, Request, WireFormat
 from engines.types import AssistantTurn, Message, ToolCall
 
 pytestmark = pytest.mark.unit

@@ -16,8 +16,8 @@ from engines.algorithms.losses import CispoLoss, ClipLoss
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
 from flows.checks.engines import algorithm_problems
-from flows.checks.recipe import cautions, check_recipe
-from flows.checks.servers import inexact
+from flows.checks.recipe_checks import cautions, check_recipe
+from flows.checks.servers import determinism_problems, inexact
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError
@@ -345,6 +345,13 @@ def test_a_coarser_engine_may_promise_exact_resumes_as_far_as_it_was_measured() 
         change = f"unified.path.rl.fleet={{sglang: {{dtype: {dtype}}}}}"
         recipe = load_recipe("cpu-smoke", [change])
         assert len(list(inexact(recipe, plan_post_train(recipe)))) == reasons
+
+
+def test_a_mixture_of_experts_promises_exact_resumes() -> None:
+    for determinism in ("auto", "exact"):
+        changes = ["base.random.experts=4", f"determinism={determinism}"]
+        recipe = load_recipe("cpu-smoke", changes)
+        assert list(determinism_problems(recipe, plan_post_train(recipe))) == []
 
 
 def test_sampling_beside_training_promises_no_exact_resumes() -> None:

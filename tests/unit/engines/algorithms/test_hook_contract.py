@@ -32,7 +32,7 @@ from engines.algorithms.losses import (
     policy_loss,
 )
 from engines.algorithms.parts import Need
-from engines.fault import Fault
+from engines.draws import Fault
 
 pytestmark = pytest.mark.unit
 

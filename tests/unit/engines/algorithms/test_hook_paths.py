@@ -11,7 +11,7 @@ import pytest
 from engines.algorithms.advantages import CustomAdvantage, advantages
 from engines.algorithms.contract import example_step
 from engines.algorithms.losses import CustomLoss, policy_loss
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.command.declared import models as cli
 from flows.load import load_recipe
 from flows.post_train import plan_post_train

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engines.algorithms import linear_logprobs as module
 from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.memory import loss as tiling
 
 pytestmark = pytest.mark.unit
 
@@ -31,9 +32,9 @@ TILES = {
 @pytest.fixture(params=list(TILES))
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tile_bytes, kept_bytes = TILES[request.param]
-    monkeypatch.setitem(module.TILE_BYTES, "cpu", tile_bytes)
-    monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
-    monkeypatch.setattr(module, "MIN_COLUMNS", 1)
+    monkeypatch.setitem(tiling.TILE_BYTES, "cpu", tile_bytes)
+    monkeypatch.setattr(tiling, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(tiling, "MIN_COLUMNS", 1)
 
 
 def inputs(rows: int = ROWS, vocab: int = VOCAB, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,13 +126,18 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 0.7])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.proof("logprobs and entropy", "reference")
-def test_values_and_gradients_agree_with_float64(loss: str, temperature: float) -> None:
+def test_values_and_gradients_agree_with_float64(
+    loss: str, temperature: float, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is fused is not compiled here; `test_passed_options.py` trains with it compiled."""
+    monkeypatch.setattr(module, "_compiled", lambda function: function)
     hidden, weight, labels = inputs()
     upstream = torch.linspace(-2, 3, ROWS)
-    mine = linear_logprobs(hidden, weight, labels, temperature=temperature)
+    mine = linear_logprobs(hidden, weight, labels, temperature=temperature, fused=fused)
     leaves = doubled(hidden, weight)
     theirs = plain(*leaves, labels, temperature)
     for a, b in zip(mine, theirs, strict=True):
@@ -191,9 +197,9 @@ def test_neither_tiles_nor_orders_change_a_result(
     place = torch.empty_like(renaming)
     place[renaming] = torch.arange(vocab)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.TILE_BYTES, "cpu", 4 * rows * columns)
-        patch.setattr(module, "KEPT_BYTES", kept)
-        patch.setattr(module, "MIN_COLUMNS", 1)
+        patch.setitem(tiling.TILE_BYTES, "cpu", 4 * rows * columns)
+        patch.setattr(tiling, "KEPT_BYTES", kept)
+        patch.setattr(tiling, "MIN_COLUMNS", 1)
         leaves = [t.detach().clone().requires_grad_() for t in (hidden[order], weight[renaming])]
         got = linear_logprobs(*leaves, place[labels[order]])
         grads = gradients(sum(got).sum(), *leaves)  # type: ignore[union-attr]
@@ -237,8 +243,8 @@ def test_half_precision_rounds_the_logits_and_nothing_else() -> None:
 def test_half_precision_gradients_are_summed_over_tiles_in_fp32(monkeypatch) -> None:
     # 512 columns of logit 0, a tile each. Hidden's gradient is weight[label] - mean weight, that
     # is 0 - 511/512; a sum of 511 times -1/512 in bfloat16 would stop at -0.5.
-    monkeypatch.setitem(module.TILE_BYTES, "cpu", 1)
-    monkeypatch.setattr(module, "MIN_COLUMNS", 1)
+    monkeypatch.setitem(tiling.TILE_BYTES, "cpu", 1)
+    monkeypatch.setattr(tiling, "MIN_COLUMNS", 1)
     hidden = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.ones(512, 1, dtype=torch.bfloat16)
     weight[7] = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from engines.algorithms import linear_logprobs as module
 from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.memory import loss as tiling
 from tests.parts.gloo_ranks import over_ranks
 
 pytestmark = pytest.mark.unit
@@ -29,36 +32,42 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, labels, torch.randn(2, ROWS, generator=draw)
 
 
-def share(rank: int) -> dict[tuple[int, int], list[np.ndarray]]:
-    """What this rank gets by number of ranks and columns of a tile: logprobs, entropies, gradients
-    of hidden and of its part of the weight."""
-    module.MIN_COLUMNS, module.KEPT_BYTES = 1, 500
-    results: dict[tuple[int, int], list[np.ndarray]] = {}
+Found = dict[tuple[int, int, bool], list[np.ndarray]]
+
+
+def share(rank: int) -> Found:
+    """What this rank gets by number of ranks, columns of a tile and whether it is fused: logprobs,
+    entropies, gradients of hidden and of its part of the weight."""
+    tiling.MIN_COLUMNS, tiling.KEPT_BYTES = 1, 500
+    module._compiled = lambda function: function
+    results: Found = {}
     hidden, whole, labels, upstream = inputs()
     for size in SIZES:
         group = dist.new_group(list(range(size)))
-        for columns in COLUMNS if rank < size else ():
-            module.TILE_BYTES["cpu"] = 4 * ROWS * columns
+        cases = product(COLUMNS, (False, True))
+        for columns, fused in cases if rank < size else ():
+            tiling.TILE_BYTES["cpu"] = 4 * ROWS * columns
             part = whole.chunk(size)[rank]
             leaves = [t.clone().requires_grad_() for t in (hidden, part)]
-            found = linear_logprobs(*leaves, labels, temperature=TEMPERATURE, group=group)
+            found = linear_logprobs(
+                *leaves, labels, temperature=TEMPERATURE, group=group, fused=fused
+            )
             grads = torch.autograd.grad((torch.stack(found) * upstream).sum(), leaves)
-            results[size, columns] = [t.detach().numpy() for t in (*found, *grads)]
+            results[size, columns, fused] = [t.detach().numpy() for t in (*found, *grads)]
     return results
 
 
 @pytest.fixture(scope="module")
-def ranks(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[dict[tuple[int, int], list[np.ndarray]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return over_ranks(share, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.proof("logprobs and entropy", "ranks")
 def test_ranks_that_share_the_vocabulary_agree_with_float64(
-    size: int, columns: int, ranks: list[dict[tuple[int, int], list[np.ndarray]]]
+    size: int, columns: int, fused: bool, ranks: list[Found]
 ) -> None:
     hidden, weight, labels, upstream = inputs()
     leaves = [t.double().requires_grad_() for t in (hidden, weight)]
@@ -68,5 +77,5 @@ def test_ranks_that_share_the_vocabulary_agree_with_float64(
     by_hidden, by_weight = torch.autograd.grad((scores * upstream).sum(), leaves)
     for rank in range(size):
         wanted = (*scores.detach(), by_hidden, by_weight.chunk(size)[rank])
-        for mine, theirs in zip(ranks[rank][size, columns], wanted, strict=True):
+        for mine, theirs in zip(ranks[rank][size, columns, fused], wanted, strict=True):
             assert np.abs(mine - theirs.numpy()).max() < 1e-5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.chat import Chat
-from engines.chat.folder import write_stops
+from engines.chat.chat_folder import write_stops
 from engines.types import Message, ToolCall
 from infra.errors import InputError
 from tests.parts.chat_parts import (

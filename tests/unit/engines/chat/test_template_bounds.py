@@ -58,6 +58,10 @@ DOUBLES = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = 
         ("{% set x = ' ' ~ 'x' * 999999 %}{% set ns = namespace(x=[]) %}"
          "{% for a in range(9999) %}{% set ns.x = ns.x + [x.strip()] %}{% endfor %}", "text"),
         ("{{ lipsum(n=999999, max=999999) }}", "lipsum"),
+        *((f"{{{{ 'x' | {name} }}}}", f"'{name}'")
+          for name in ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")),
+        ("{{ ('x' * 99).encode('punycode') | length }}", "encodes a text"),
+        ("{{ ([[1] * 9] * 9999) | sum(start=[]) | length }}", "texts and lists"),
         ("{{ range(1000000000) | list }}", "the number"),
         ("{% set ns = namespace(n=9) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}"
          "{% endfor %}", "numbers of more than"),
@@ -72,11 +76,21 @@ def test_what_would_not_end_or_not_fit_is_refused(
         ChatTemplate(text, "chat_template.jinja", {}).render([Message("user", "hello")])
 
 
+@pytest.mark.parametrize(
+    "text", ["{% if 1 %}" * 3000, "{{ " + "(" * 5000, "{{ " + "not " * 9000, "{{ " + "[" * 5000]
+)
+def test_what_is_nested_too_deeply_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="nested too deeply"):
+        ChatTemplate(text, "t", {})
+
+
 def test_what_takes_long_in_few_turns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.2)
-    text = "{% set x = 'x' * 999999 %}{% for a in range(99999) %}{{ '' if 'yx' in x }}{% endfor %}"
-    with pytest.raises(InputError, match="s of a processor"):
-        ChatTemplate(text, "t", {}).render([Message("user", "hello")])
+    turns = "{% set x = 'x' * 999999 %}{% for a in range(99999) %}{{ '' if 'yx' in x }}{% endfor %}"
+    calls = "{% set x = 'a ' * 1000000 %}" + "{% set y = x | wordcount %}" * 6
+    for text in (turns, calls):
+        with pytest.raises(InputError, match="s of a processor"):
+            ChatTemplate(text, "t", {}).render([Message("user", "hello")])
 
 
 def test_loops_keep_what_templates_ask_of_them() -> None:

@@ -12,6 +12,8 @@ from engines.devices import child_processes
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
 from infra.errors import EngineError
+from infra.processes import leftovers
+from infra.processes.leftovers import trace_name
 from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
@@ -46,9 +48,14 @@ def test_a_program_says_how_it_ended(children: ChildProcesses, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-def test_children_end_with_their_parent(children: ChildProcesses, tmp_path: Path, how: str) -> None:
+def test_children_end_with_their_parent(
+    children: ChildProcesses, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid = children.run(["sleep", "60"], tmp_path / "log")
     child = psutil.Process(pid)
+    left = tmp_path / f"sglang_loads_{trace_name(pid)}_ab12cd34.shm"
+    left.touch()
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
     if how == "closed":
         children.close()
     else:
@@ -59,6 +66,8 @@ def test_children_end_with_their_parent(children: ChildProcesses, tmp_path: Path
             children.run(["true"], tmp_path / "log")
         assert children.exit_code(pid) == -9
         children.stop(pid, grace=1.0)
+        children.close()
+        assert not left.exists()
 
 
 def test_a_late_reply_is_not_taken_for_that_to_a_later_request(

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import ray
 
-from engines.devices import folders
-from engines.devices.folders import make_stand_in, other_nodes, stand_in_sizes, upload_stand_in
+from engines.devices import folder_transfer
+from engines.devices.folder_transfer import (
+    make_stand_in,
+    other_nodes,
+    stand_in_sizes,
+    upload_stand_in,
+)
 from infra.errors import EngineError
 from infra.store.uploads import Destination
 
@@ -25,7 +30,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     known = [{"NodeID": n, "NodeManagerAddress": a, "Alive": True} for n, a in names.items()]
     monkeypatch.setattr(ray, "nodes", lambda: known)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.9")
-    monkeypatch.setattr(folders, "own_node", lambda: "head")
+    monkeypatch.setattr(folder_transfer, "own_node", lambda: "head")
     return known
 
 

@@ -8,8 +8,8 @@ import pytest
 import ray
 
 from engines.devices import hosts as hosts_module
-from engines.devices.cluster import connect
 from engines.devices.hosts import Hosts
+from engines.devices.ray_cluster import connect
 from infra.errors import EngineError, InputError
 
 pytestmark = pytest.mark.unit

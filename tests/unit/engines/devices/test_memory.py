@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.devices.address import ProcessAddress
-from engines.devices.answers import translated
-from engines.devices.kinds import TrainerPart
+from engines.devices.actor_answers import ProcessAddress, translated
+from engines.devices.device_kinds import TrainerPart
 from engines.megatron.ranks.rank import TrainerRank
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory

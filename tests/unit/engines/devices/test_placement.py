@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engines.devices.placement import first_server_device, rank_place, server_host
+from engines.devices.units import first_server_device, rank_place, server_host
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engines.devices.request_queue import RequestQueue
+from engines.devices.owner import RequestQueue
 from engines.devices.stage_lease import keep_renewing
 from infra.errors import EngineError, LeaseLost
 

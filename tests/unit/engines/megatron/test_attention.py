@@ -13,8 +13,7 @@ from engines.megatron import attention
 from engines.megatron.attention import attend, has_varlen
 from engines.megatron.parallel import Layout
 from engines.megatron.spec import Parallel
-from engines.megatron.train.pack import FlatSequences, Pack, build_pack
-from engines.megatron.train.spans import SHORT, Spans, runs
+from engines.megatron.train.pack import SHORT, FlatSequences, Pack, Spans, build_pack, runs
 
 pytestmark = pytest.mark.unit
 

@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_expert, plan_post_train
 from infra.errors import InputError
-from tasks.durable.identity import spec_content
+from tasks.durable.stage_identity import spec_content
 from tasks.rl.spec import RlSettings
 from tests.parts.recipe_parts import settings_of
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines.families.common.family import Family, ModelShape
-from engines.families.common.flops import dense_flops
+from engines.families.common.family import Family, ModelShape, dense_flops
 from engines.families.common.registry import (
     all_families,
     family_module,
@@ -19,14 +18,15 @@ from engines.families.common.registry import (
 )
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
-from tests.parts.families import EXAMPLES, SIZES
+from tests.parts.families import EXAMPLES, SIZES, all_fields
 
 pytestmark = pytest.mark.unit
 FAMILIES = all_families()
+MIXTURES = [name for name in FAMILIES if EXAMPLES[name].experts]
 
 
 def shape_of(name: str) -> ModelShape:
-    return model_shape({"model_type": name, **SIZES, **EXAMPLES[name].config})
+    return model_shape({"model_type": name, **SIZES, **all_fields(name)})
 
 
 def test_every_family_has_an_example_and_a_row_in_the_docs() -> None:
@@ -67,26 +67,26 @@ def test_flops_are_those_worked_out_by_hand(name: str) -> None:
 def test_each_tensor_belongs_to_one_megatron_parameter(name: str) -> None:
     shape = shape_of(name)
     table = shape.family.tensors
-    parameters = [
-        *table.top,
-        *(
-            f"decoder.layers.{i}.{p}"
-            for i in range(SIZES["num_hidden_layers"])
-            for p in table.layer
-        ),
-    ]
+    parameters = [*table.top]
+    for i in range(SIZES["num_hidden_layers"]):
+        own = table.expert_layer if shape.is_routed(i) else table.layer
+        parameters += [f"decoder.layers.{i}.{p}" for p in own]
+        experts = shape.mixture.num_experts if shape.mixture and shape.is_routed(i) else 0
+        for number in range(experts):
+            of_expert = f"decoder.layers.{i}.mlp.experts.local_experts.{number}"
+            parameters += [f"{of_expert}.{p}" for p in table.expert]
     held = [tensor.name for p in parameters for tensor in table.of_parameter(p)]
     assert len(held) == len(set(held))
     assert set(held) == {tensor.name for tensor in shape.expected_tensors()}
     with pytest.raises(KeyError, match="no HF name"):
-        table.of_parameter("decoder.layers.0.mlp.router.weight")
+        table.of_parameter("decoder.layers.0.mlp.gate.weight")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_later_pipeline_stage_holds_later_layers(name: str) -> None:
     table = FAMILIES[name].tensors
-    (down,) = table.of_parameter("decoder.layers.1.mlp.linear_fc2.weight", first_layer=2)
-    assert down.name == "model.layers.3.mlp.down_proj.weight"
+    stored = table.of_parameter("decoder.layers.1.self_attention.linear_proj.weight", first_layer=2)
+    assert [tensor.name for tensor in stored] == ["model.layers.3.self_attn.o_proj.weight"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -101,7 +101,7 @@ def test_a_tied_model_stores_no_output_layer(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("kind", ["sliding_attention", "linear_attention"])
 def test_what_no_family_can_do_is_refused(name: str, kind: str) -> None:
-    config = {"model_type": name, **SIZES}
+    config = {"model_type": name, **SIZES, **all_fields(name)}
     for wrong in (
         {"layer_types": [kind]},
         {"hidden_act": "gelu"},
@@ -110,6 +110,23 @@ def test_what_no_family_can_do_is_refused(name: str, kind: str) -> None:
     ):
         with pytest.raises(InputError, match=r"not supported|cannot be trained"):
             model_shape(config | wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "why"),
+    [
+        *[(name, {"tie_word_embeddings": True}, "lm_head.weight") for name in MIXTURES],
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "a layer without experts is not supported"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step must be 1"),
+    ],
+)
+def test_what_sglang_would_leave_as_the_memory_was_is_refused(
+    name: str, wrong: dict[str, object], why: str
+) -> None:
+    """Its classes of these families make parts of their own where config.json says that there are
+    none; nothing is sent for them, and answers are NaN or noise."""
+    with pytest.raises(InputError, match=why):
+        model_shape({"model_type": name, **SIZES, **all_fields(name), **wrong})
 
 
 def dense(**sizes: int) -> ModelShape:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train import agreement, rl_batch
-from engines.megatron.train.agreement import known_tokens
-from engines.megatron.train.rl_batch import RlBatch, is_by_group
+from engines.megatron.rl import agreement, rl_batch
+from engines.megatron.rl.agreement import known_tokens
+from engines.megatron.rl.rl_batch import RlBatch, is_by_group
 from engines.types import Status
 from tests.unit.engines.megatron.test_rl_batch import sample
 
@@ -23,8 +23,8 @@ _OWN_PART = f"""
 import sys; from pathlib import Path
 import numpy as np
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train.agreement import known_tokens, mismatch_of
-from engines.megatron.train.rl_batch import RlBatch
+from engines.megatron.rl.agreement import known_tokens, mismatch_of
+from engines.megatron.rl.rl_batch import RlBatch
 from engines.types import Sample, Status
 from engines.weight_versions import WeightVersions
 

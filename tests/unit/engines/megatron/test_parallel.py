@@ -13,7 +13,7 @@ import torch.distributed as dist
 from engines.megatron import device, parallel
 from engines.megatron.spec import Parallel
 from infra.cuda import has_driver_library
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 
 pytestmark = pytest.mark.unit
 

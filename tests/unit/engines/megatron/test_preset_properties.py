@@ -13,9 +13,9 @@ from engines.algorithms.inputs import LossInputs
 from engines.algorithms.losses import policy_loss
 from engines.algorithms.presets import PRESETS, Preset
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.rl_objective import RlTargets
-from engines.megatron.train.teachers import TeacherScores
+from engines.megatron.rl.rl_batch import RlBatch
+from engines.megatron.rl.rl_objective import RlTargets
+from engines.megatron.rl.teachers import TeacherScores
 from engines.types import Sample, Status
 from tests.parts.sample_parts import sample_of
 

@@ -11,13 +11,13 @@ import pytest
 import ray
 
 from engines.devices import hosts as hosts_module
-from engines.devices.address import ProcessAddress
+from engines.devices.actor_answers import ProcessAddress
 from engines.devices.host_agent import HostAgent
 from engines.devices.hosts import Host
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
 from engines.megatron.ranks.critic_group import neighbours
-from engines.megatron.ranks.rank_lease import RankTerms
+from engines.megatron.ranks.rank_group import RankTerms
 from engines.megatron.ranks.rank_units import RankUnits
 from engines.megatron.spec import Parallel
 from engines.sglang.servers import host as server_host

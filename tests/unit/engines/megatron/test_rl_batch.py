@@ -9,9 +9,9 @@ import torch
 from engines.algorithms.aggregation import counts, trains
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
+from engines.megatron.rl.rl_batch import RlBatch
+from engines.megatron.rl.teachers import TeacherScores
 from engines.megatron.spec import Parallel
-from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.teachers import TeacherScores
 from engines.types import Sample, Status
 from infra.errors import TrainingStopped
 from tests.parts.sample_parts import sample_of

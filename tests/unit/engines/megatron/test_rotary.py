@@ -27,13 +27,23 @@ def test_a_pair_of_numbers_turns_by_its_angle() -> None:
     assert out.flatten().tolist() == pytest.approx(wanted, abs=1e-6)
 
 
-def test_the_gradient_turns_back() -> None:
-    cos, sin = rotary_factors(torch.tensor([5, 9]), SPEEDS)
+def test_in_pairs_of_neighbours_and_the_rest_of_a_head_stays() -> None:
+    """Position 2, heads of six: the pair (x0, x1) turns by 2 radians, (x2, x3) by 0.02."""
+    cos, sin = rotary_factors(torch.tensor([2]), SPEEDS, 6, in_pairs=True)
+    out = Rotate.apply(torch.tensor([[[1.0, 0.0, 1.0, 3.0, 7.0, 8.0]]]), cos, sin, True)
+    slow = [math.cos(0.02) - 3 * math.sin(0.02), math.sin(0.02) + 3 * math.cos(0.02)]
+    wanted = [math.cos(2), math.sin(2), *slow, 7, 8]
+    assert out.flatten().tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("in_pairs", [False, True])
+def test_the_gradient_turns_back(in_pairs: bool) -> None:
+    cos, sin = rotary_factors(torch.tensor([5, 9]), SPEEDS, in_pairs=in_pairs)
     torch.manual_seed(0)
     x = torch.randn(2, 3, 4, requires_grad=True)
     upstream = torch.randn(2, 3, 4)
-    (grad,) = torch.autograd.grad(Rotate.apply(x, cos, sin), x, upstream)
-    assert torch.allclose(Rotate.apply(grad, cos, sin), upstream, atol=1e-6)
+    (grad,) = torch.autograd.grad(Rotate.apply(x, cos, sin, in_pairs), x, upstream)
+    assert torch.allclose(Rotate.apply(grad, cos, sin, in_pairs), upstream, atol=1e-6)
 
 
 def test_in_bf16_only_the_result_is_rounded() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engines.megatron.train.sleep import HostMemory, on_device, put_to_sleep, starts_of
-from engines.memory.known_models import DENSE
+from engines.memory.model_size import KNOWN
 from infra.cuda import allocator_environment
 
 pytestmark = pytest.mark.unit
@@ -63,6 +63,16 @@ def test_what_is_left_is_named_with_the_largest_first() -> None:
     assert view.tolist() == [0.0] * 5
 
 
+def test_tensors_that_a_compiler_traced_with_are_no_memory() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    before, _ = on_device(())
+    with FakeTensorMode():
+        traced = torch.empty(1_000_000)
+    assert on_device(())[0] == before
+    assert len(traced) == 1_000_000
+
+
 def test_at_least_four_fifths_of_the_memory_goes_back_to_the_system() -> None:
     tensors = [torch.randn(size) for size in (20_000_000, 5_000_000, *[1000] * 500)]
     held, num_bytes = psutil.Process().memory_info().rss, sum(x.nbytes for x in tensors)
@@ -100,7 +110,7 @@ def test_in_host_memory_all_parts_share_a_block_that_is_used_again() -> None:
 def test_what_sleeps_takes_as_much_host_memory_as_it_has_bytes(name: str, replicas: int) -> None:
     """By the rule with which torch rounds pinned blocks; one for each tensor took half as much
     again without the setting that ranks get."""
-    counts = list(_weights(DENSE[name]))
+    counts = list(_weights(KNOWN[name]))
     weights = [2 * sum(counts)]  # one flat buffer, in bf16
     optimizer = [4 * -(-count // replicas) for count in counts for _ in range(3)]
     state = sum(weights) + sum(optimizer)

@@ -63,9 +63,9 @@ def test_shards_make_the_tensors_that_they_were_cut_from(case: str, tp: int) -> 
 
     layouts = [replace(layout, tp_rank=rank) for rank in range(tp)]
     shards = [_fuse(weight(tensors[0]), tensors, shape, each) for each in layouts]
-    served = ServedWeight(weight(shards[0]), shape, tp)
+    served = ServedWeight(weight(shards[0]), shape, Parallel(tp=tp))
     assert [size for _, size in served.tensors] == sizes
     whole = [torch.full(size, torch.nan) for size in sizes]
-    for index, shard in enumerate(shards[: tp if served.is_split else 1]):
+    for index, shard in enumerate(shards[: served.num_shards]):
         served.place(shard, index, whole)
     assert all(torch.equal(a, b) for a, b in zip(whole, tensors, strict=True))

@@ -1,10 +1,9 @@
-"""The loss's memory by hand, with the constants of the code that takes it."""
+"""The loss's memory by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from engines.algorithms import linear_logprobs
 from engines.memory import loss
 from engines.memory.loss import loss_memory
 
@@ -13,10 +12,16 @@ pytestmark = pytest.mark.unit
 MIB = 2**20
 
 
-def test_the_constants_are_those_of_the_loss() -> None:
-    assert loss.TILE_BYTES == linear_logprobs.TILE_BYTES
-    assert loss.MIN_COLUMNS == linear_logprobs.MIN_COLUMNS
-    assert loss.KEPT_BYTES == linear_logprobs.KEPT_BYTES
+@pytest.mark.parametrize("rows", [1, 77, 12_470, 15_913, 16_384, 65_536])
+@pytest.mark.parametrize("vocab", [100, 32_000, 49_152, 75_968, 128_256, 151_936, 262_208])
+def test_rows_of_a_tile_on_a_gpu_begin_where_its_fast_products_need_them(
+    rows: int, vocab: int
+) -> None:
+    """A tile of 1,020 or 1,019 columns took three to five times as long on an H100."""
+    width = loss.tile_width(rows, vocab, "cuda")
+    assert width % 128 == 0 or width == vocab
+    assert min(vocab, 1024) <= width
+    assert rows * (width - 128) * 4 <= 256 * MIB or width == 1024
 
 
 def test_many_rows_on_a_cpu() -> None:
@@ -40,8 +45,8 @@ def test_few_rows_find_room_in_the_gradient() -> None:
 
 
 def test_kept_logits_are_bounded() -> None:
-    """16384 rows in bf16: tiles of 1024 columns, 32 MiB each; 16 of them are 512 MiB."""
+    """16384 rows in bf16: tiles of 4096 columns, 128 MiB each; 4 of them are 512 MiB."""
     memory = loss_memory(16384, 64, 151552, 2, "cuda")
     assert memory.kept == 512 * MIB
     # Logits, two buffers in fp32, and the gradient of the logits in bf16.
-    assert memory.tiles == 16384 * 1024 * (2 + 4 + 4 + 2)
+    assert memory.tiles == 16384 * 4096 * (2 + 4 + 4 + 2)

@@ -6,9 +6,9 @@ import pytest
 
 from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel
-from engines.memory.known_models import is_trainable, known_sizes
 from engines.memory.model_size import ModelSize, size_of
-from engines.memory.weights import rank_weights
+from engines.memory.trainer_memory import rank_weights
+from tests.parts.memory_table import known_sizes
 
 pytestmark = pytest.mark.unit
 
@@ -37,6 +37,9 @@ def test_a_small_models_weights() -> None:
     assert small("llama").whole_weights == 2 * 16
     # The bias of queries, keys and values is split like their matrix.
     assert small("qwen2").split_weights == 2 * (576 + 8 + 4 + 4)
+    # Four norms of hidden states. / None before its parts, and one over all query and key heads.
+    assert (small("glm4").whole_weights, small("glm4").norms) == (2 * 32, 4)
+    assert (small("olmo2").num_weights, small("olmo2").norms) == (2 * (576 + 16 + 12) + 264, 2)
     assert small("phi3", tie_word_embeddings=False).num_weights == 2 * 592 + 2 * 256 + 8
 
 
@@ -81,8 +84,3 @@ def test_known_models_have_as_many_weights_as_their_folders_on_the_hub(
 ) -> None:
     """The GLMs' folders have a layer more, for multi-token prediction."""
     assert known_sizes()[name].num_weights / 1e9 == pytest.approx(billions, abs=6e-4 * billions)
-
-
-def test_mixtures_of_experts_are_arithmetic_only() -> None:
-    assert is_trainable("Qwen3-32B")
-    assert not is_trainable("GLM-4.5")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.memory.server import ServerNeeds, server_memory
+from engines.memory.server_memory import ServerNeeds, server_memory
 from tests.unit.engines.memory.test_model_size import small
 
 pytestmark = pytest.mark.unit

@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 
 from engines.megatron.spec import Parallel
-from engines.memory.activations import kept_values, micro_batches_in_flight
+from engines.memory.activations import (
+    NOTHING,
+    Recompute,
+    kept_values,
+    micro_batches_in_flight,
+    recompute_of,
+)
 from engines.memory.loss import loss_memory
-from engines.memory.needs import TrainerNeeds
-from engines.memory.optimizer_state import optimizer_state
-from engines.memory.recompute import NOTHING, Recompute, recompute_of
-from engines.memory.trainer import TrainerMemory, trainer_memory
-from engines.memory.weights import rank_weights
+from engines.memory.trainer_memory import (
+    TrainerMemory,
+    TrainerNeeds,
+    optimizer_state,
+    rank_weights,
+    trainer_memory,
+)
 from tests.unit.engines.memory.test_model_size import small
 
 pytestmark = pytest.mark.unit

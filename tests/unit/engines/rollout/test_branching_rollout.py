@@ -17,7 +17,7 @@ import torch
 
 from engines.algorithms.aggregation import Mean, shares
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train.rl_batch import RlBatch
+from engines.megatron.rl.rl_batch import RlBatch
 from engines.rollout.consumer import StepResult
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.metrics import first_samples, step_metrics
@@ -25,7 +25,7 @@ from engines.rollout.producer import Sampled
 from engines.rollout.records.dataset import (
     DATA_FILE,
     DatasetWriter,
-    read_dataset,
+    dataset_rows,
     read_formats,
     write_dataset,
 )
@@ -204,7 +204,7 @@ async def test_a_dataset_has_a_row_for_each_sample(tmp_path: Path) -> None:
     context = SimpleNamespace(input_records={"d": {"digest": "9f"}})
     rows = [_row(context, "d", r, s) for r in kept for s in r.samples]  # type: ignore[arg-type]
     write_dataset(tmp_path / DATA_FILE, rows)
-    found = read_dataset(tmp_path)
+    found = list(dataset_rows(tmp_path))
     assert [(r.problem_id, r.branch) for r in (kept[0].samples + kept[1].samples)] == [
         ("d/rl/0", 0), ("d/rl/0", 1), ("d/rl/1", 0), ("d/rl/1", 1),
     ]  # fmt: skip
@@ -242,7 +242,7 @@ async def test_rows_are_written_in_the_order_of_the_experts_whichever_is_filtere
     may_begin.set()
     assert [counts.get("kept") for counts in await asyncio.gather(*tasks)] == [None, 2, 2]
     dataset.close()
-    assert [row.expert for row in read_dataset(tmp_path)] == ["a"] * 4 + ["b"] * 4
+    assert [row.expert for row in dataset_rows(tmp_path)] == ["a"] * 4 + ["b"] * 4
     assert read_formats(tmp_path) == {"a": "1"}
 
 

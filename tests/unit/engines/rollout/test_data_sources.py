@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from engines.rollout.records.journals import RolloutJournal
-from engines.rollout.sources import Pick, Weighted, build_source
+from engines.rollout.sources import (
+    ByDifficulty,
+    Pick,
+    TicketResult,
+    Weighted,
+    build_source,
+    source_faults,
+)
 from engines.rollout.tickets import ChosenTickets, build
 from infra.errors import CorruptArtifact, InputError
 from tests.parts.loop_parts import Notes, Parts
@@ -126,13 +133,13 @@ def by_seed(_, sampling):
     return str(sampling.seed % 1009)
 
 
-def attempt(notes, version=0):
+def attempt(notes, version=0, source=Struggling):
     made = Parts(
         by_seed, domains=only_b_is_hard(), oversample=1.5, waves=3,
         journal=RolloutJournal(notes), notes=notes, version=version,
     )  # fmt: skip
     made.producer.source = ChosenTickets(
-        only_b_is_hard(), split="rl", seed=0, start=0, source=Struggling(), limit=10**6,
+        only_b_is_hard(), split="rl", seed=0, start=0, source=source(), limit=10**6,
         notes=notes,
     )  # fmt: skip
     return made
@@ -142,10 +149,16 @@ def sampled_in(results):
     return [[(g.ticket, g.problem.id) for g in r.sampled.groups] for r in results]
 
 
-async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "order"),
+    [(Struggling, "ba"), (lambda: ByDifficulty(NAMES, 0, half_life=9), "ab")],
+)
+async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(
+    tmp_path, source, order
+):
     """Killed in step 6, with a checkpoint of step 3."""
     notes = Notes()
-    first = attempt(notes)
+    first = attempt(notes, source=source)
     told = []
 
     async def after_step(result):
@@ -157,9 +170,9 @@ async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(tm
 
     await first.loop.run(first=1, last=9, after_step=after_step)
     drawn = Counter(g.problem.domain for r in told for g in r.sampled.groups)
-    assert drawn["b"] > drawn["a"] > 0
+    assert [name for name, _ in drawn.most_common()] == [*order]
 
-    second = attempt(notes, version=3)
+    second = attempt(notes, version=3, source=source)
     second.buffer.restore(tmp_path)
     second.sampler.restore(tmp_path)
     await second.takes.recover(4)
@@ -168,10 +181,64 @@ async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(tm
     assert second.trainer.tokens[:3] == first.trainer.tokens[3:]
     assert sampled_in(again[:3]) == sampled_in(told[3:])
 
-    undisturbed = await attempt(Notes()).run(9)
+    undisturbed = await attempt(Notes(), source=source).run(9)
     assert [g.problem.id for r in undisturbed for g in r.groups] == [
         g.problem.id for r in told[:3] + again for g in r.groups
     ]
+
+
+def result(domain, position, outcome):
+    return TicketResult(0, domain, position, outcome, outcome, 0.0)
+
+
+def test_weights_by_difficulty_by_hand():
+    """A quarter of a group, half of it right, is what a rate begins with: after a group of outcome
+    1 it is (1 + 0.125) / 1.25 = 0.9."""
+    source = ByDifficulty(NAMES, 0, floor=0.05, half_life=2.0, problems=10)
+    assert source.weights == {}
+    source.told(result("a", 3, None))
+    assert source.weights == {}, "without a verdict nothing is known"
+    source.told(result("a", 3, 1.0))
+    assert source.weights == pytest.approx({("a", 3): 4 * 0.9 * 0.1 + 0.05})
+    source.told(result("b", 3, 0.5))
+    source.told(result("b", 4, 0.0))
+    # Two results later the first counts half, and that of b one over the square root of two.
+    rate, seldom = (0.5 + 0.125) / 0.75, 0.125 / 1.25
+    assert source.weights == pytest.approx(
+        {
+            ("a", 3): 4 * rate * (1 - rate) + 0.05,
+            ("b", 3): 1.05,
+            ("b", 4): 4 * seldom * (1 - seldom) + 0.05,
+        }
+    )
+    source.told(result("a", 13, 0.0))  # the same problem as at position 3
+    kept = 0.5**1.5
+    rate = (kept + 0.125) / (kept + 1.25)
+    assert source.weights["a", 3] == pytest.approx(4 * rate * (1 - rate) + 0.05)
+
+
+def test_problems_that_are_solved_sometimes_come_again_and_others_seldom():
+    """Of 30 problems a third is always solved, a third never, a third half of the time."""
+    source = ByDifficulty(("a",), 0, fresh=0.25, floor=0.0, half_life=1e9)
+    for position in range(30):
+        for _ in range(4):
+            source.told(result("a", position, position % 3 / 2))
+    drawn = [source.pick(number) for number in range(4000)]
+    fresh = sum(pick.position is None for pick in drawn)
+    assert abs(fresh - 1000) < 3 * (4000 * 0.25 * 0.75) ** 0.5
+    again = Counter(pick.position % 3 for pick in drawn if pick.position is not None)
+    rate = 0.125 / 4.25
+    of_ends = 4 * rate * (1 - rate)
+    share = 1 / (1 + 2 * of_ends)
+    expected = again.total() * share
+    assert abs(again[1] - expected) < 3 * (expected * (1 - share)) ** 0.5
+    assert len({pick.position for pick in drawn}) == 31, "and none is given up"
+
+
+def test_the_source_by_difficulty_does_what_every_source_must():
+    assert source_faults(lambda: ByDifficulty(NAMES, 3), NAMES) == []
+    made = built("by-difficulty", {"fresh": 1.0}).draw(4)
+    assert [t.problem.id for t in made] == ["a/rl/0", "b/rl/0", "a/rl/1", "b/rl/1"]
 
 
 def built(name, options=None, is_beside_training=False):
@@ -200,6 +267,13 @@ def built(name, options=None, is_beside_training=False):
             "options.seed: the source",
         ),
         ("in-turns", {"first": "a"}, False, "has no options; remove first"),
+        ("by-difficulty", {"fresh": 0}, False, "`fresh` is above 0 and at most 1"),
+        ("by-difficulty", {"fresh": 1.5}, False, "`fresh` is above 0 and at most 1"),
+        ("by-difficulty", {"floor": float("nan")}, False, "`floor` is from 0 to 1"),
+        ("by-difficulty", {"half_life": 0}, False, "`half_life` is above 0"),
+        ("by-difficulty", {"problems": 2.5}, False, "problems 2.5: give a whole number from 1 on"),
+        ("by-difficulty", {"share": 1}, False, "share"),
+        ("by-difficulty", {}, True, "learns from results .* set `max_staleness: 0`"),
         (f"{__name__}:Struggling", {}, True, "learns from results .* set `max_staleness: 0`"),
     ],
 )

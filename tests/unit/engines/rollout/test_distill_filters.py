@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
+from engines.rollout.records.dataset import DistilledRow, dataset_rows, write_dataset
 from engines.rollout.records.sifting import duplicates, has_loop, jaccard, shingles_of, sift
 from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
@@ -163,12 +163,12 @@ def test_a_dataset_reads_back_as_it_was_written(tmp_path):
         [5, 9, 7], [0, 1, 1], problem, turns, "agent-rl", "9f", 0, 3, {"outcome": 1.0}
     )
     write_dataset(tmp_path / "data.parquet", [row])
-    assert read_dataset(tmp_path) == [row]
+    assert list(dataset_rows(tmp_path)) == [row]
 
 
 def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path):
     with pytest.raises(InputError, match=r"no distilled dataset at .*data\.parquet"):
-        read_dataset(tmp_path)
+        list(dataset_rows(tmp_path))
 
 
 def test_a_row_names_its_expert_and_the_artifact_that_spoke(tmp_path):

@@ -14,7 +14,7 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journals import RolloutJournal
 from engines.types import Group, Problem, Status
 from infra.errors import InputError
-from tasks.rl.live_parts import open_filter
+from tasks.rl.body import open_filter
 from tasks.rl.spec import RlSettings
 from tests.parts.loop_parts import Notes, Parts, informative
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller

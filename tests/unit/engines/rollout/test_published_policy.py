@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from engines.rollout.published_policy import PublishedPolicy
-from engines.weights.report import PublishReport
+from engines.weights.transport import PublishReport
 from infra.errors import EngineError
 
 pytestmark = pytest.mark.unit

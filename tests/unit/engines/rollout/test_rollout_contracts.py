@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from engines.fault import Fault
+from engines.draws import Fault
 from engines.rollout.buffers import rule_faults
 from engines.rollout.filters import build as build_filter
 from engines.rollout.filters import example_groups, filter_faults

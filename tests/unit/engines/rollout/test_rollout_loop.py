@@ -35,11 +35,23 @@ async def test_a_group_that_is_too_old_is_never_trained():
     assert parts.buffer.take() == []
 
 
-async def test_surplus_is_dropped_and_counted_when_synchronous():
+async def test_nothing_beyond_a_step_is_rolled_where_every_group_can_teach():
     results = await Parts(informative(), oversample=2.0).run(2)
-    assert [len(r.dropped) for r in results] == [4, 4]
+    assert [[g.ticket for g in r.groups] for r in results] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert [step_metrics(r)["groups_rolled"] for r in results] == [4, 4]
+    assert [step_metrics(r)["unused_tokens"] for r in results] == [0, 0]
+
+
+async def test_surplus_of_a_usual_share_of_drops_is_dropped_and_counted():
+    """Half of a step's groups are usually dropped: eight start at once, and all of them can teach.
+    Then a quarter is usual, and five start."""
+    parts = Parts(informative(), oversample=2.0)
+    parts.producer.dropped_share = 0.5
+    results = await parts.run(2)
+    assert [len(r.sampled.groups) for r in results] == [8, 5]
+    assert [len(r.dropped) for r in results] == [4, 1]
     assert [r.waiting for r in results] == [0, 0]
-    assert [step_metrics(r)["unused_tokens"] for r in results] == [16, 16]
+    assert [step_metrics(r)["unused_tokens"] for r in results] == [16, 4]
 
 
 async def test_too_few_groups_skip_the_update_and_keep_the_version():

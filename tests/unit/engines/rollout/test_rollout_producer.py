@@ -8,14 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.rollout.admission import Admission
 from engines.rollout.buffers import GroupBuffer
 from engines.rollout.loop import fill
 from engines.rollout.producer import trainable
-from engines.rollout.tickets import TicketSource
+from engines.rollout.tickets import Admission, TicketSource
 from engines.types import Group, Problem, Status
-from tasks.rl.body import _loop
-from tasks.rl.live_parts import open_filter
+from tasks.rl.body import _loop, open_filter
 from tasks.rl.spec import RlSettings, RlSpec
 from tests.parts.rollout_parts import AtVersion, Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of
@@ -66,11 +64,31 @@ async def test_where_teachers_judge_equal_rewards_are_kept_and_failures_are_not(
 async def test_waves_stop_when_enough_groups_have_signal_and_a_step_takes_the_oldest_tickets():
     made, buffer = producer(alternating(), [domain("d", float)], oversample=2.5)
     sampled = await fill(made)
-    assert numbers(sampled.groups) == list(range(10))
-    assert sampled.waves == 1
+    assert numbers(sampled.groups) == list(range(7)), "of the ten that were drawn"
+    assert (sampled.waves, made.dropped_share) == (1, 3 / 7 / 2)
     assert numbers(buffer.take()) == [0, 2, 4, 6]
     await fill(made)
-    assert numbers(buffer.take())[0] == 8
+    assert numbers(buffer.take())[0] == 10
+
+
+@pytest.mark.parametrize("usual", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_step_takes_what_it_would_take_of_all_that_was_drawn(seed, usual):
+    """Whatever the order in which groups end, and however many are usually dropped."""
+
+    async def taken(*, delay=lambda _: 1, usual=usual):
+        policy = Policy(lambda p, s: str(s.seed // (seed + 7) % 2), delay)
+        made, buffer = producer(policy, [domain("d", float)], oversample=2.0)
+        made.dropped_share = usual
+        sampled = await fill(made)
+        return numbers(sampled.groups), numbers(buffer.take())
+
+    rolled, step = await taken()
+    assert (rolled, step) == await taken(delay=lambda call: 1 + 37 * call % 50)
+    assert step == (await taken(usual=1.0))[1], "where all of a wave starts at once"
+    assert rolled == list(range(len(rolled)))
+    if usual == 0.0 and len(step) == 4 and rolled[-1] < 8:
+        assert rolled[-1] == step[-1], "the last one to start completes the step"
 
 
 async def test_groups_keep_the_order_of_their_tickets_not_of_arrival():
@@ -230,7 +248,7 @@ class NoNotes:
 @pytest.mark.parametrize(
     ("preset", "group_size", "rolled", "kept"),
     [
-        ("grpo", 2, 8, [0, 2, 4, 6]),
+        ("grpo", 2, 7, [0, 2, 4, 6]),
         ("reinforce++", 2, 4, [0, 1, 2, 3]),
         ("reinforce++", 1, 4, [0, 1, 2, 3]),
         ("ppo", 1, 4, [0, 1, 2, 3]),

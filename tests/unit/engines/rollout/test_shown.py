@@ -24,7 +24,7 @@ from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
-from tasks.rl.record import RlRecord
+from tasks.rl.stage_record import RlRecord
 from tests.parts.rollout_parts import CharChat
 from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import ListReporter

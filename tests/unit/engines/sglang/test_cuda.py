@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engines.sglang import arguments
-from engines.sglang.servers.place import Place, architecture
+from engines.sglang.servers.server import Place, architecture
 from engines.sglang.spec import FleetSpec
 from flows.checks import servers
-from flows.checks.recipe import check_recipe, notes
+from flows.checks.recipe_checks import check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra import cuda

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from aiohttp import web
 
-from engines.sglang.serving.gateway import Gateway
+from engines.sglang.serving.models_gateway import Gateway
 from infra.access import KEY_VARIABLE, LOOPBACK, required_key
 from infra.errors import EngineError
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from engines.sglang.servers import slots
-from engines.sglang.servers.place import Place
-from engines.sglang.servers.server import Server
+from engines.sglang.servers.server import Place, Server
 from engines.sglang.servers.slots import Slot
 from engines.sglang.spec import FleetSpec
 from infra.errors import EngineError

@@ -1,4 +1,5 @@
-"""Our forward pass of a dense model against SGLang's own operations, to the last bit."""
+"""Our forward pass of a dense model against SGLang's own operations, and a choice of experts alone
+against one among others, to the last bit."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from engines.sglang.servers.host import prepare_environment
 prepare_environment(); absent.install()
 import torch
 torch.set_num_threads(1); torch.manual_seed(0)
-from engines.sglang.cpu import dense
+from engines.sglang.cpu import row_invariant
 from engines.sglang.cpu.row_invariant import filled_up
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.moe import topk
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
 
@@ -80,8 +82,15 @@ for head_norms in (True, False):
               layers=[layer(head_norms) for _ in range(3)])
     for count in (1, 3, 8, 57):
         ids, positions = torch.randint(0, 50, (count,)), torch.randint(0, 64, (count,))
-        assert torch.equal(dense.forward(model, ids, positions, None),
+        assert torch.equal(row_invariant.forward(model, ids, positions, None),
                            stock(model, ids, positions)), (head_norms, count)
+
+routed = row_invariant._filled_routing(topk.biased_grouped_topk_impl)
+logits, bias = 3 * torch.randn(64, 4), torch.zeros(4)
+together = routed(logits, logits, bias, 2, True, 1, 1, 0, 1.5)
+alone = zip(*[routed(one, one, bias, 2, True, 1, 1, 0, 1.5) for one in logits.split(1)])
+for whole, parts in zip(together, alone):
+    assert torch.equal(whole, torch.cat(parts)), "the choice of experts"
 print("equal")
 """
 

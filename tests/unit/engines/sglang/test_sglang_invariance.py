@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engines.sglang.cpu import attention
-from engines.sglang.cpu.attention import _attend, _plan  # pyright: ignore[reportPrivateUsage]
+from engines.sglang.cpu import cpu_attention
+from engines.sglang.cpu.cpu_attention import _attend, _plan  # pyright: ignore[reportPrivateUsage]
 from engines.sglang.cpu.row_invariant import filled_up
 from engines.sglang.cpu.seeded_sampling import pick, pick_filtered
 
@@ -78,7 +78,7 @@ def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_rooms", {})
+    monkeypatch.setattr(cpu_attention, "_rooms", {})
     lengths = [n for n in (1, 7, 16, 33, 90, 257, 600) if n <= longest]
     cache = Cache(lengths, heads, groups, width, dtype)
     everyone = list(range(len(lengths)))
@@ -95,7 +95,7 @@ def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
         later = cache.attend(everyone, rest, decode=False)
         parts = [a[start:] for a, (start, _) in zip(alone, rest, strict=True)]
         assert torch.equal(later, torch.cat(parts))
-    monkeypatch.setattr(attention, "_MASK_ENTRIES", 1)  # every query in a call of its own
+    monkeypatch.setattr(cpu_attention, "_MASK_ENTRIES", 1)  # every query in a call of its own
     assert torch.equal(cache.attend([4], [(0, 90)], decode=False), alone[4])
 
 

@@ -86,15 +86,15 @@ def test_nothing_of_the_cpu_part_applies_where_cuda_is() -> None:
     code = """
 import sys, types
 from engines.sglang import plugin, routed_batch
-from engines.sglang.servers import host
-from engines.sglang.servers import loopback_rendezvous, mapped_weights, server_files
+from engines.sglang.servers import host, server_hooks
 host.has_cuda = plugin.has_cuda = lambda: True
-for part in (routed_batch, loopback_rendezvous, mapped_weights, server_files):
-    part.install = lambda name=part.__name__: print(name.rpartition(".")[2])
+routed_batch.install = lambda: print("install")
+for name in [name for name in vars(server_hooks) if name.startswith("install_")]:
+    setattr(server_hooks, name, lambda name=name: print(name))
 plugin.register()
 host.prepare_environment()
 import os
 print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
 """
-    parts = ["routed_batch", "loopback_rendezvous", "server_files", "mapped_weights"]
+    parts = ["install", "install_rendezvous", "install_shared_names", "install_mapped_weights"]
     assert _run(code).split("\n") == [*parts, "True False False"]

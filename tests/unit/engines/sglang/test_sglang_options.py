@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engines.sglang.options import ALLOWED, check_options, check_parallel, describe, table
+from engines.sglang.server_options import ALLOWED, check_options, check_parallel, describe, table
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
@@ -40,7 +40,7 @@ def test_known_options_of_the_right_kind_pass() -> None:
         ({"preferred_sampling_params": "{}"}, "request says itself"),
         ({"random_seed": 3}, "request says itself"),
         ({"speculative_algorithm": "NGRAM"}, "drafts"),
-        ({"ep_size": 2}, "dense"),
+        ({"ep_size": 2}, "than by its tp"),
         ({"base_gpu_id": 1}, "fleet chooses"),
         ({"device": "cuda"}, "by what the host has"),
         ({"enable_lmcache": True}, "no test shows"),
@@ -92,7 +92,7 @@ def test_annotations_become_kinds() -> None:
 
 def test_checking_options_loads_no_engine() -> None:
     code = (
-        "import sys; from engines.sglang.options import check_options;"
+        "import sys; from engines.sglang.server_options import check_options;"
         "check_options({'log_level': 'info'});"
         "print([m for m in ('torch', 'sglang', 'ray', 'triton') if m in sys.modules])"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.sglang.progress import Progress
+from engines.sglang.in_flight import Progress
 
 pytestmark = pytest.mark.unit
 

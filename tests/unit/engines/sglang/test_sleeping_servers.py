@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from engines.devices.kinds import SERVER_PARTS, ServerPart
+from engines.devices.device_kinds import SERVER_PARTS, ServerPart
 from engines.sglang.http import Refused
-from engines.sglang.servers import sleeping, slots
-from engines.sglang.servers.place import Place
+from engines.sglang.servers import slots
+from engines.sglang.servers.server import Place
 from engines.sglang.servers.server_units import ServerTerms, TrainerDevices
 from engines.sglang.servers.slots import Slot
 from engines.sglang.spec import FleetSpec
@@ -73,7 +73,7 @@ def url(engine: Engine) -> Iterator[str]:
 def test_a_server_is_emptied_and_named_broken_before_it_gives_its_weights_back(
     engine: Engine, url: str
 ) -> None:
-    sleeping.put_to_sleep(url, SERVER_PARTS)
+    slots.put_to_sleep(url, SERVER_PARTS)
     assert [path for path, _ in engine.asked] == [
         "/abort_request",
         "/pause_generation",
@@ -82,9 +82,9 @@ def test_a_server_is_emptied_and_named_broken_before_it_gives_its_weights_back(
     ]
     assert engine.asleep == {"kv_cache", "cuda_graph", "weights"}
     engine.asked.clear()
-    sleeping.wake(url, WEIGHTS)
+    slots.wake(url, WEIGHTS)
     assert engine.asked == [("/resume_memory_occupation", ["weights"])], "it generates not yet"
-    sleeping.wake(url, {"cache"})
+    slots.wake(url, {"cache"})
     assert engine.asked[1:] == [
         ("/resume_memory_occupation", ["kv_cache", "cuda_graph"]),
         ("/continue_generation", None),
@@ -92,15 +92,15 @@ def test_a_server_is_emptied_and_named_broken_before_it_gives_its_weights_back(
 
 
 def test_a_server_keeps_its_name_while_only_its_cache_sleeps(engine: Engine, url: str) -> None:
-    sleeping.put_to_sleep(url, {"cache"})
+    slots.put_to_sleep(url, {"cache"})
     assert "/update_weight_version" not in [path for path, _ in engine.asked]
     with pytest.raises(Refused):
-        sleeping.wake(url, WEIGHTS)
+        slots.wake(url, WEIGHTS)
 
 
 def test_nothing_is_asked_for_nothing(engine: Engine, url: str) -> None:
-    sleeping.put_to_sleep(url, ())
-    sleeping.wake(url, ())
+    slots.put_to_sleep(url, ())
+    slots.wake(url, ())
     assert not engine.asked
 
 
@@ -113,7 +113,7 @@ def test_the_names_are_those_of_the_pinned_sglang() -> None:
     assert found.submodule_search_locations
     source = Path(found.submodule_search_locations[0]) / "srt"
     constants = (source / "constants.py").read_text()
-    for tags in sleeping.TAGS.values():
+    for tags in slots.TAGS.values():
         for tag in tags:
             assert f'= "{tag}"' in constants
     routes = (source / "entrypoints" / "http_server.py").read_text()

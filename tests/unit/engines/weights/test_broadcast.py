@@ -23,9 +23,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.distributed_c10d import GroupName
 
 from engines.rendezvous import listen, store_at
-from engines.weights.broadcast import arrivals, arriving_group, engine_group, failure
+from engines.weights.broadcast import arrivals, arriving_group, engine_group, joining
 from engines.weights.broadcast.arrivals import Arrivals
-from engines.weights.broadcast.transport import Broadcast
+from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.model_folder import WholeTensor
 from engines.weights.transport import Target
@@ -56,9 +56,9 @@ def _server(
 def test_servers_that_do_not_join_are_named_with_what_they_say(
     is_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (arrivals, arriving_group, engine_group, failure):
+    for module in (arrivals, arriving_group, engine_group, joining):
         monkeypatch.setattr(module, "JOIN_S", 0.5)
-    monkeypatch.setattr(failure, "ANSWER_S", 0.3)
+    monkeypatch.setattr(joining, "ANSWER_S", 0.3)
     weights = TrainedWeights([WholeTensor("w", torch.zeros(4))])
     refusal = {"success": False, "message": "no such backend"}
     with (
@@ -255,7 +255,7 @@ def test_ranks_that_meet_and_cannot_connect_are_told_from_a_slow_network(
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")
     monkeypatch.setattr(engine_group, "CONNECT_S", 0.5)
-    monkeypatch.setattr(failure, "ANSWER_S", 0.2)
+    monkeypatch.setattr(joining, "ANSWER_S", 0.2)
     values = torch.randn(1 << 20)
     bucket = Bucket(values, [("small", values[:2]), ("large", values[2:])])
     began, others = time.monotonic(), set(threading.enumerate())

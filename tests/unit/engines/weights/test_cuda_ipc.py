@@ -19,7 +19,7 @@ from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import CudaIpc, by_name, gpu_of
 from engines.weights.model_folder import WholeTensor
 from engines.weights.ranks import ALONE, Ranks
-from engines.weights.shared_tensors import allocate, flat_handles
+from engines.weights.shared_memory import allocate, flat_handles
 from engines.weights.spec import WeightTransport
 from engines.weights.transport import Target
 from infra.cuda import gpu_uuid

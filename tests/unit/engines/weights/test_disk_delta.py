@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from engines.weights.disk_delta import difference, transport
+from engines.weights.disk_delta import difference, disk_delta
+from engines.weights.disk_delta.delta_manifest import NAME, read_manifest
 from engines.weights.disk_delta.difference import apply, bits_of, encode
-from engines.weights.disk_delta.folder import read_manifest
-from engines.weights.disk_delta.manifest import NAME
-from engines.weights.disk_delta.served_copy import ServedCopy
-from engines.weights.disk_delta.weight_copy import WeightCopy
-from engines.weights.server_weights import ServerWeights
+from engines.weights.disk_delta.weight_copy import ServedCopy, WeightCopy
+from engines.weights.transport import ServerWeights
 from infra.errors import CorruptArtifact, EngineError
 from tests.parts.delta_trainer import DeltaTrainer, copy_apart
 
@@ -117,7 +115,7 @@ def test_a_restarted_trainer_has_no_base_and_writes_the_version_whole(
 def test_every_so_many_versions_one_is_whole(
     trainer: DeltaTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "WHOLE_EVERY", 3)
+    monkeypatch.setattr(disk_delta, "WHOLE_EVERY", 3)
     whole: list[bool] = []
     for version in range(7):
         trainer.step("head")
@@ -199,7 +197,7 @@ def test_a_server_gets_what_changed_only_if_it_holds_what_it_loaded_last(
 
 
 def test_servers_that_hold_different_bits_do_not_continue() -> None:
-    compare = transport._compare  # pyright: ignore[reportPrivateUsage]
+    compare = disk_delta._compare  # pyright: ignore[reportPrivateUsage]
     compare({"a": "x", "b": "x", "c": "y"}, {"a": 1, "b": 1, "c": 2}, 7)
     with pytest.raises(EngineError, match="different bits of version 7"):
         compare({"a": "x", "b": "y"}, {"a": 1, "b": 1}, 7)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.sglang.servers import mapped_weights
+from engines.sglang.servers import server_hooks
 from engines.weights import recheck
 from engines.weights.buckets import TrainedWeights
 from engines.weights.model_folder import WholeTensor
@@ -128,7 +128,7 @@ def test_a_rank_has_copied_from_a_gpu_before_it_is_done(
         synchronize = staticmethod(lambda: steps.append("waited"))
 
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(mapped_weights, "_mapped", [])
+    monkeypatch.setattr(server_hooks, "_mapped", [])
     flat = Flat()
     flat.device = torch.device(device)
 
@@ -137,6 +137,6 @@ def test_a_rank_has_copied_from_a_gpu_before_it_is_done(
         return "done"
 
     bucket = {"flattened_tensor": flat}
-    keeping = mapped_weights._keeping  # type: ignore[reportPrivateUsage]
+    keeping = server_hooks._keeping  # type: ignore[reportPrivateUsage]
     assert keeping(stock, None, flattened_tensor_bucket_dict=bucket) == "done"
     assert steps == ["queued", "waited"][: 1 + waits]

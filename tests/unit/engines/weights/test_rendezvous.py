@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from engines.rendezvous import listen, store_at
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 
 pytestmark = pytest.mark.unit
 

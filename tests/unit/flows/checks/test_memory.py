@@ -10,12 +10,15 @@ import pytest
 from rich.console import Console
 
 from engines.megatron.spec import Parallel
-from engines.memory.known_models import known_sizes
-from engines.memory.needs import TrainerNeeds
-from engines.memory.optimizer_state import optimizer_state
-from engines.memory.recompute import Recompute
-from engines.memory.server import ServerMemory, ServerNeeds, server_memory
-from engines.memory.trainer import TrainerMemory, trainer_memory
+from engines.memory.activations import Recompute
+from engines.memory.server_memory import ServerMemory, ServerNeeds, server_memory
+from engines.memory.trainer_memory import (
+    TrainerMemory,
+    TrainerNeeds,
+    optimizer_state,
+    trainer_memory,
+)
+from flows.checks.memory import fit
 from flows.checks.memory.fit import (
     Room,
     memory_cautions,
@@ -26,10 +29,12 @@ from flows.checks.memory.fit import (
 )
 from flows.checks.memory.machine import host_cautions, machine_cautions, side_by_side
 from flows.checks.memory.roles import ASLEEP_BYTES, RoleMemory, beside_trainer, parts_of
-from flows.checks.store import KeptBytes, kept_bytes
+from flows.checks.store_checks import KeptBytes, kept_bytes
 from flows.command.show import memory_json, memory_table
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
+from tasks.durable.stage_identity import stage_identity
+from tests.parts.memory_table import known_sizes
 
 pytestmark = pytest.mark.unit
 
@@ -300,6 +305,34 @@ def test_on_cpus_a_stage_that_takes_most_of_the_machine_is_a_caution_with_what_t
     assert not list(machine_cautions(fewer, 40 * GB)), "what it says fits"
     hopeless = list(machine_cautions(roles, 1 * GB))
     assert all("a smaller model" in line for line in hopeless)
+
+
+def test_a_micro_batch_that_the_recipe_leaves_open_is_as_large_as_the_machine_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sft = "experts.reasoning.path.0.sft.trainer.micro_batch_tokens"
+    base = "base={folder: 'memory://nowhere/Qwen3-0.6B'}"
+
+    def taken(tokens: int | None) -> tuple[float, int]:
+        """By the SFT stage, with the stack; and the size of its micro-batches."""
+        recipe = load_recipe("cpu-smoke", [base, f"{sft}={tokens or 'null'}"])
+        (stage,) = [s for s in plan_post_train(recipe) if s.name == "reasoning-sft"]
+        (role,) = planned_memory(recipe, [stage])
+        now = fit.sized(recipe, stage)
+        assert now.spec.trainer is not None
+        assert stage_identity(now.spec, {}).digest == stage_identity(stage.spec, {}).digest
+        chosen.append(" ".join(fit.size_notes(recipe, [stage])))
+        return role.total / GB + 3, now.spec.trainer.most_tokens
+
+    chosen: list[str] = []
+    sizes = {tokens: taken(tokens)[0] for tokens in (8192, 4096, 2048, 1024, 512)}
+    assert set(chosen) == {""}, "what the recipe says is used"
+    for tokens, needed in sizes.items():
+        for there, expected in ((needed + 0.1, tokens), (needed - 0.1, max(tokens // 2, 512))):
+            monkeypatch.setattr(fit, "machine_bytes", lambda n=there: int(n * GB / 0.5))
+            assert taken(None)[1] == expected
+            told = f"trainer.micro_batch_tokens: {expected} for reasoning-sft: chosen, as this"
+            assert (told in chosen[-1]) == (expected < 8192)
 
 
 def test_stages_that_run_at_once_are_counted_together() -> None:

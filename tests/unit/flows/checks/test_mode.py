@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flows.checks.data import message_file_problems
-from flows.checks.recipe import cautions, check_recipe, notes
+from flows.checks.recipe_checks import cautions, check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError

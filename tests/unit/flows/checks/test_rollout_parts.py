@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.checks.trial.bounded_steps import Blind
-from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import Findings, TrialRequest
+from flows.checks.trial.tried_parts import try_parts
 from flows.command.declared import models as cli
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -212,16 +212,28 @@ def test_a_reward_may_be_a_plain_function_with_a_plain_number(
     sys.modules.pop("plain_rewards", None)
 
 
-def test_a_reward_is_tried_on_the_curriculum_of_its_own_file(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_reward_is_tried_on_the_curriculum_of_its_recipe_or_the_one_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli.console, "_width", 400)
-    file = Path(cli.__file__).parents[2] / "starter" / "my_domain.py"
+    file = Path(cli.__file__).parents[2] / "starter" / "my_reward.py"
     assert cli.check_hook(f"{file}:right_answer") == 0
+    assert "note" not in capsys.readouterr().out
+    alone = tmp_path / "my_reward.py"
+    alone.write_text(file.read_text())
+    assert cli.check_hook(f"{alone}:right_answer") == 0
+    assert "Of reasoning, the first is" in capsys.readouterr().out
+    domain = alone.with_name("my_domain.py")
+    text = file.with_name("my_domain.py").read_text()
+    env = file.with_name("my_environment.py").read_text().partition("import annotations\n")[2]
+    imported = "from my_environment import MyEnvironment, answer_call\n"
+    domain.write_text(text.replace(imported, env))
+    assert cli.check_hook(f"{alone}:right_answer", curriculum=f"{domain}:MyDomain") == 0
     assert "note" not in capsys.readouterr().out
     assert cli.check_hook(f"{file}:right_answer", curriculum="reasoning") == 0
     assert "Of reasoning, the first is" in capsys.readouterr().out
-    sys.modules.pop("my_domain", None)
+    for name in ("my_domain", "my_reward", "my_environment"):
+        sys.modules.pop(name, None)
 
 
 def test_what_changes_a_stage_is_its_part_and_no_other(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flows.checks.memory.fit import memory_problems, planned_memory
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.checks.servers import inexact_roles
 from flows.load import load_recipe
 from flows.post_train import plan_post_train

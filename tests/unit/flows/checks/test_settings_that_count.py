@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.config import Config, is_result_neutral
-from tasks.durable.identity import NEUTRAL, spec_content
-from tasks.registry import SPECS
+from tasks.durable.stage_identity import NEUTRAL, spec_content
+from tasks.stage_kinds import SPECS
 from tests.parts.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError

@@ -20,7 +20,7 @@ from infra.code.identity import LookedUp
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import data_path, install_hooks, read_hooks
-from tasks.durable.identity import stage_code
+from tasks.durable.stage_identity import stage_code
 from tests.parts.edited_code import change_functions, edited, forget_installed, without
 from tests.parts.recipe_parts import unified_path
 
@@ -143,7 +143,7 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("tasks/evaluate/body.py", {"evaluate"}),
         ("tasks/base/random_model.py", ALL),
         ("tasks/base/import_folder.py", set()),
-        ("tasks/sft/data.py", ALL - {"base"}),
+        ("tasks/sft/sft_data.py", ALL - {"base"}),
         ("tasks/rl/body.py", EXPERTS_RL | UNIFIED),
         # one estimator
         ("engines/algorithms/advantages.py:grpo_advantages", EXPERTS_RL | UNIFIED),
@@ -164,14 +164,14 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         # one reward, one curriculum
         ("rewards/math.py", {"reasoning-rl"} | UNIFIED),
         # `math` uses its check of a reply's form
-        ("rewards/format.py", {"reasoning-rl"} | UNIFIED),
-        ("rewards/repetition.py", {"general-rl"} | UNIFIED),
-        ("rewards/length.py", set()),
-        ("rewards/reasoning_gym.py", set()),
+        ("rewards/text.py:format_fault", {"reasoning-rl"} | UNIFIED),
+        ("rewards/text.py:Repetition", {"general-rl"} | UNIFIED),
+        ("rewards/text.py:Length", set()),
+        ("rewards/library_score.py", set()),
         ("curricula/reasoning_gym.py", set()),
         ("curricula/general.py", ALL),
         # engines
-        ("engines/megatron/train/rl_step.py", EXPERTS_RL | UNIFIED),
+        ("engines/megatron/rl/rl_step.py", EXPERTS_RL | UNIFIED),
         ("engines/megatron/train/critic.py", set()),
         ("engines/sglang/client.py", EXPERTS_RL | UNIFIED),
         ("engines/megatron/train/optimizer.py", ALL - {"base"}),
@@ -197,7 +197,7 @@ def test_an_edit_of_our_code_runs_again_what_uses_it(
     [
         ("engines/algorithms/losses.py", "class New(PartWithCode):\n    code = 'a:b'"),
         ("engines/algorithms/losses.py", "Loss = Annotated[ClipLoss | New, 1]"),
-        ("rewards/built_in.py", "MORE = {'new': 'rewards.new:New'}"),
+        ("rewards/built_in_rewards.py", "MORE = {'new': 'rewards.new:New'}"),
         ("tasks/domain.py", "class New(HookSpec):\n    new: int = 1"),
         ("tasks/rl/body.py", "# A comment.\n\n\ndef neighbour(): return 1"),
         ("tasks/rl/body.py", "'A text.'"),
@@ -390,10 +390,9 @@ def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> N
         "engines.sglang.models",
         "engines.weights.broadcast.arrivals",
         "engines.weights.disk_delta.requests",
-        *(f"engines.sglang.cpu.{name}" for name in ("attention", "dense", "missing_modules")),
+        *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "missing_modules")),
         *(f"engines.sglang.cpu.{name}" for name in ("row_invariant", "seeded_sampling")),
         *(f"engines.sglang.{name}" for name in ("last_turn", "plugin", "routed_batch")),
-        *(f"engines.sglang.servers.{name}" for name in ("launcher", "loopback_rendezvous")),
-        *(f"engines.sglang.servers.{name}" for name in ("mapped_weights", "router_main")),
-        *(f"engines.sglang.servers.{name}" for name in ("server_files", "weight_routes")),
+        *(f"engines.sglang.servers.{name}" for name in ("router_main", "server_hooks")),
+        *(f"engines.sglang.servers.{name}" for name in ("server_launcher", "weight_routes")),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.checks.recipe import cautions, check_recipe
+from flows.checks.recipe_checks import cautions, check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe

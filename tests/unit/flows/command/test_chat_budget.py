@@ -8,7 +8,7 @@ import pytest
 
 from engines.sglang.topology.spec import ServedFleet
 from engines.types import Message, Problem
-from flows.command.models.chat import ChatModel, ChatOptions
+from flows.command.models.chat_command import ChatModel, ChatOptions
 from infra.errors import InputError
 from tests.parts.chat_parts import (
     DEEPSEEK_V31,

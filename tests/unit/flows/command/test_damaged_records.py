@@ -160,3 +160,25 @@ def test_a_stage_s_nan_and_infinities_are_kept_in_its_record() -> None:
 def test_a_page_s_data_are_json_also_with_nan_and_infinities() -> None:
     text = data_block({"a": [math.nan, -math.inf, 0.5], "b": "NaN <"})
     assert text == '{"a":["NaN","-Infinity",0.5],"b":"NaN \\u003c"}'
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("file", "/file cannot be made: File exists; set TRIBUTARY_HOME to a folder"),
+        ("/sys", "/sys/recipes: "),
+    ],
+)
+def test_a_home_that_cannot_be_written_is_named_in_one_line(
+    folder: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / folder))
+    assert exit_code(["save", "cpu-smoke", "mine"]) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "folder that you may write to" in line

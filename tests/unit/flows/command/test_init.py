@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.catalog import plan_of
+from flows.checks.hook_checks import own_files
 from flows.command.main import main
 from flows.command.recipes import FILES, STARTER
+from flows.load import load_recipe
+from flows.reasons import planned_identities
 
 pytestmark = pytest.mark.unit
 
@@ -20,6 +24,7 @@ PAGE = Path(__file__).parents[4] / "docs/add-an-expert.md"
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # hooks of another home are not found after
 
 
 def _exit_code(*arguments: str) -> int:
@@ -69,14 +74,25 @@ def test_what_is_printed_can_be_typed_where_only_the_command_is_on_the_path(
     assert subprocess.run([program, "--version"], timeout=60).returncode == 0
 
 
+def _with_task(folder: Path, block: str) -> None:
+    """Put what a page shows of each file in the place of the first part of that file."""
+    parts = re.split(r"^# (my_\w+\.py)\n", block, flags=re.M)
+    for name, own in zip(parts[1::2], parts[2::2], strict=True):
+        file = folder / name
+        text = file.read_text()
+        begin = next(m for m in ("ITEMS = (", "def answer_call", "def right_answer") if m in text)
+        before, after = text.split(begin)
+        rest = f"# 2. {after.split('# 2. ')[1]}" if "# 2. " in after else ""
+        file.write_text(f"{before}{own.rstrip()}\n\n\n{rest}")
+
+
 def test_the_task_of_the_page_is_short_and_the_same_tests_hold_for_it(tmp_path: Path) -> None:
     assert _exit_code("init", str(tmp_path)) == 0
-    written, recipe = tmp_path / "my_domain.py", tmp_path / "recipe.yaml"
+    recipe = tmp_path / "recipe.yaml"
     own = next(b for b in PAGE.read_text().split("```python\n") if "def draw(" in b).split("```")[0]
-    before, after = written.read_text().split("ITEMS = (")
-    written.write_text(before + own + "\n\n# 2. " + after.split("# 2. ")[1])
+    _with_task(tmp_path, own)
     recipe.write_text(recipe.read_text().replace("max_turns: 2", "max_turns: 1"))
-    assert f"takes {len(own.splitlines())} lines and `max_turns: 1`" in PAGE.read_text()
+    assert f"takes {len(own.splitlines()) - 3} lines and `max_turns: 1`" in PAGE.read_text()
     assert len(own.splitlines()) + 1 <= 40
     assert _own_tests_pass(tmp_path)
     assert _exit_code("check", str(recipe)) == 0
@@ -86,9 +102,8 @@ def test_the_environment_of_the_tutorial_holds_the_same_tests(tmp_path: Path) ->
     page = PAGE.with_name("tutorial-own-reward.md").read_text()
     own = page.split("```python\n")[2].split("```")[0]
     assert _exit_code("init", str(tmp_path)) == 0
-    written, recipe = tmp_path / "my_domain.py", tmp_path / "recipe.yaml"
-    before, after = written.read_text().split("ITEMS = (")
-    written.write_text(before + own + "\n\n# 2. " + after.split("# 2. ")[1])
+    recipe = tmp_path / "recipe.yaml"
+    _with_task(tmp_path, own)
     said = recipe.read_text()
     for change in ("max_turns: 3", "max_new_tokens: 64"):
         assert change in page
@@ -100,9 +115,53 @@ def test_the_environment_of_the_tutorial_holds_the_same_tests(tmp_path: Path) ->
 
 def test_its_tests_notice_a_reward_that_calls_everything_right(tmp_path: Path) -> None:
     assert _exit_code("init", str(tmp_path)) == 0
-    written = tmp_path / "my_domain.py"
+    written = tmp_path / "my_reward.py"
     written.write_text(written.read_text().replace("Verdict(float(right)", "Verdict(1.0"))
     assert not _own_tests_pass(tmp_path)
+
+
+def test_after_an_edit_of_the_reward_only_rl_and_what_follows_run_again(tmp_path: Path) -> None:
+    assert _exit_code("init", str(tmp_path)) == 0
+    before = _digests(tmp_path / "recipe.yaml")
+    reward = tmp_path / "my_reward.py"
+    reward.write_text(reward.read_text().replace(".strip()", ".strip().lower()"))
+    after = _digests(tmp_path / "recipe.yaml")
+    assert [name for name in before if before[name] != after[name]] == ["my-domain-rl", "evaluate"]
+
+
+def _digests(file: Path) -> dict[str, str]:
+    recipe = load_recipe(str(file))
+    found = planned_identities(plan_of("post-train", recipe, {}), own_files(recipe))
+    return {name: identity.digest for name, identity in found.items()}
+
+
+def test_every_command_that_takes_a_recipe_finds_its_own_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code("init", str(tmp_path)) == 0
+    recipe, domain = tmp_path / "recipe.yaml", tmp_path / "my_domain.py"
+    reward = f"{tmp_path / 'my_reward.py'}:right_answer"
+    can_be_tried = """
+    def solution(self, problem: Problem) -> Sequence[Message]:
+        return [turn for turn in solve(problem) if turn.role == "assistant"]
+
+    def secrets(self, problem: Problem) -> Sequence[str]:
+        return ["nothing of the kind"]
+
+    def environment"""
+    domain.write_text(domain.read_text().replace("\n    def environment", can_be_tried))
+    for command in (
+        ["check", str(recipe)],
+        ["diff", str(recipe), "--set", "seed=1"],
+        ["save", str(recipe), "kept"],
+        ["check", "kept"],
+        ["test-hook", reward],
+        ["test-hook", f"{domain}:MyDomain"],
+        ["test-hook", reward, "--curriculum", f"{domain}:MyDomain"],
+        ["admit", str(recipe), "--count", "3"],
+    ):
+        assert _exit_code(*command) == 0, (command, capsys.readouterr().err)
+    assert "3 of 3 problems are admitted" in capsys.readouterr().out
 
 
 def test_a_file_that_is_there_is_named_and_nothing_is_written(

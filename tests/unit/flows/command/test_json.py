@@ -29,6 +29,7 @@ COMMANDS = {
 }
 SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
     *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
+    *("preference", "reward"),
     *("chat", "convert", "export", "fleet up", "notify", "push", "save", "serve"),
 }
 """they do something; what a run gave, `report --json` prints"""
@@ -38,7 +39,7 @@ CALLS: dict[str, list[str]] = {
     "cancel": [],
     "clean": [],
     "check": ["cpu-smoke", "--set", "seed=1"],
-    "compare": ["first", "first"],
+    "compare": ["first", "second"],
     "diff": ["cpu-smoke", "cpu-demo"],
     "recipes": [],
     "report": [],
@@ -96,12 +97,11 @@ def test_what_a_command_prints_with_json_is_json(
 ) -> None:
     if command == "compare":
         _scored(run)
+        _scored(RecordedRun.of(run.scratch / "other", "second"))
     assert isinstance(_json(capsys, command, *CALLS[command]), dict | list)
 
 
 def _scored(run: RecordedRun) -> None:
-    stage = run.record.stage("evaluate")
-    assert stage is not None
     folder = run.folder("scored")
     scores = {"base": {"agent": 0.0}, "agent": {"agent": 0.5}}
     (folder / "scores.json").write_text(json.dumps({"scores": scores, "cells": []}))

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from engines.sglang.serving.parsers import Parsers
-from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.serving.served_models import ServedModel
 from engines.sglang.topology.spec import ServedFleet
-from flows.command.artifacts import find_named_model, locate_artifact
 from flows.command.main import main
 from flows.command.models.card import recipe_for_strangers
 from flows.command.models.collect import survey
+from flows.command.models.named_artifacts import find_named_model, locate_artifact
 from flows.command.models.serve import ready_lines, shown_key
 from flows.load import load_recipe, validate_recipe
 from flows.running.records import RunEntry, RunHead, RunRecord, store_at
 from infra.errors import InfrastructureError, InputError
 from infra.store.store import Store
-from infra.tracking.aliases import AliasedArtifact
+from infra.tracking.tracker import AliasedArtifact
 from tests.parts.chat_parts import random_base
 from tests.parts.run_records import artifact_store, put_artifact, put_run
 
@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = random_base(tmp_path / "model")
     put_artifact("base", BASE, model)
     put_artifact("sft", OLD, model, {"model": BASE})
-    put_run({"base": ("base", BASE), "agent-sft": ("sft", OLD)})
+    put_run({"base": ("base", BASE), "agent-sft": ("sft", OLD), "general-sft": ("rl", RL)})
     put_artifact("sft", SFT, model, {"model": BASE})
     put_artifact("rl", RL, model, {"model": SFT})
     put_run({"base": ("base", BASE), "agent-sft": ("sft", SFT), "agent-rl": ("rl", RL)})
@@ -69,6 +69,7 @@ def command(*arguments: str) -> int:
         (f"rl/{RL}", RL),
         ("agent-rl", RL),
         ("cpu-smoke/agent-sft", SFT),
+        ("cpu-smoke/general-sft", RL),
     ],
 )
 def test_an_artifact_is_found_by_what_a_person_calls_it(home: Path, name: str, wanted: str) -> None:
@@ -90,12 +91,21 @@ def test_a_model_folder_elsewhere_is_copied_once(home: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("agent-nothing", "no artifact `agent-nothing`"),
-        ("other-run/agent-rl", "no run, run name or recipe `other-run`"),
+        ("agent-nothing", "no artifact `agent-nothing`: run .* has not made it; did you mean"),
+        ("agent-rll", "no artifact `agent-rll`: .*; did you mean `agent-rl`"),
+        ("general-sft", "has no artifact `general-sft`; one that has is cpu-smoke-.*/general-sft"),
+        ("cpu-smoke/general-rl", "no run of `cpu-smoke` has made it; did you mean"),
+        ("other-run/agent-rl", "no run, run name or recipe `other-run` .* write hf:other-run/"),
+        ("cpu-smok/whatever", r"did you mean `cpu-smoke`\? For a model of the hub write hf:cpu-s"),
+        ("Qwen/Qwen2.5-0.5B", "hf:Qwen/Qwen2.5-0.5B@main: .*No folder, run or recipe is called Q"),
+        ("./agent-rl", "there is no such folder; the path is relative to"),
         ("@best", "the local stack is down"),
     ],
 )
-def test_a_name_of_nothing_says_what_to_do(home: Path, name: str, told: str) -> None:
+def test_a_name_of_nothing_says_what_to_do(
+    home: Path, name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Exception, match=told):
         find_named_model(name, "")
 

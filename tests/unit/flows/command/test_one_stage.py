@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from engines.algorithms.preference_losses import Ipo
 from flows.catalog import plan_of
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
-from flows.one_stage.domain import OURS, expert_name
-from flows.one_stage.options import OneStage
+from flows.one_stage.one_domain import OURS, OneStage, expert_name
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
 from flows.running.chosen_stages import ChosenStages
@@ -62,6 +62,26 @@ def plan(data: dict[str, Any], folder: Path) -> dict[str, PlannedStage]:
     file = folder / "printed.yaml"
     file.write_text(yaml.safe_dump(data))
     return {stage.name: stage for stage in plan_post_train(load_recipe(str(file)))}
+
+
+def test_files_of_preferences_are_learned_by_the_loss_that_is_named(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    row = {"prompt": "Hi", "chosen": "a", "rejected": "b"}
+    (folder / "pairs.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
+    asked = ("preference", "--model", "model", "--data", "pairs.jsonl", "--loss", "ipo")
+    data = printed(capsys, *asked, "--columns", "margin=gap", "--epochs", "2")
+    (stage,) = data["experts"]["pairs"]["path"]
+    assert stage["preference"]["steps"] == 8
+    planned = plan(data, folder)["pairs-preference"]
+    assert planned.spec.settings.loss == Ipo(kind="ipo")  # pyright: ignore
+    assert planned.inputs == {"model": "base"}
+    assert planned.spec.message_files[0].columns.margin == "gap"  # pyright: ignore
+    (stage,) = printed(capsys, "reward", *asked[1:5])["experts"]["pairs"]["path"]
+    assert stage["reward"]["data"] == {"files": [str(folder / "pairs.jsonl")]}
+    assert "preference needs something to learn from" in refused(
+        capsys, "preference", "--model", "model"
+    )
 
 
 def test_files_of_messages_alone_need_no_domain_and_are_passed_once(
@@ -217,6 +237,9 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
         (["rl", "--domain", "agent", "--reward", "mth"], "did you mean `math`?"),
         (["rl", "--data", "chats.jsonl"], "--reward: say what judges the answers; built in: math"),
         (["rl", "--domain", "x.py:X"], "--domain x.py:X: there is no file"),
+        (["rl", "--domain", "x.py"], "--domain x.py: say what of the file: x.py:NAME"),
+        (["rl", "--domain", "agent", "--reward", "x.py"], "--reward x.py: say what of the file"),
+        (["rl", "--domain", "agent", "--rounds", "3"], "--rounds; write --set rounds=VALUE"),
         (["sft", "--data", "chat.jsonl"], "no file matches"),
         (["sft", "--data", "chats.jsonl", "--columns", "x"], "--columns x: write column=name"),
         (["sft", "--data", "chats.jsonl", "--reward", "math"], "give --domain, or leave it out"),
@@ -250,10 +273,26 @@ def test_what_is_wrong_is_named(
 
 def test_what_is_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "evaluate", "--model", "mdoel", "--domain", "agent")
-    assert "--model mdoel: is no folder, and no artifact" in said
+    assert "--model mdoel: is no folder, no name of the hub (ORG/NAME) and no artifact" in said
     assert "hf:" not in said
-    said = refused(capsys, "evaluate", "--model", "Qwen/Qwen2.5-0.5B", "--domain", "agent")
-    assert said.rstrip().endswith("A model of the Hub is written hf:Qwen/Qwen2.5-0.5B")
+    said = refused(capsys, "evaluate", "--model", "cpu-demoo/agent", "--domain", "agent")
+    assert "did you mean `cpu-demo`? For a model of the hub write hf:cpu-demoo/agent" in said
+
+
+def test_a_name_of_the_hub_needs_no_prefix(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B@main"):
+        data = printed(capsys, "sft", "--model", name, "--domain", "agent")
+        assert data["base"] == {"folder": f"hf:{name}"}
+    (folder / "mine.yaml").write_text(
+        "name: mine\nbase: {folder: Qwen/Q3}\nexperts: {a: {path: []}}\n"
+    )
+    assert load_recipe("mine.yaml").base.folder == "hf:Qwen/Q3"
+    (folder / "Qwen").mkdir()
+    assert load_recipe("mine.yaml").base.folder == str(folder / "Qwen/Q3"), "a path of a folder"
+    with pytest.raises(InputError, match="cpu-smoke/agent-rl: a recipe names a model by"):
+        load_recipe("mine.yaml", ["base.folder=cpu-smoke/agent-rl"])
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from curricula.prompt_files.curriculum import Files
+from curricula.prompt_files.prompt_curriculum import Files
 from flows.command.main import main
 from infra.errors import TrainingStopped
-from tasks.message_files.rendering import Renderer
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
-from tasks.model_folder.files import beside
+from tasks.model_folder.model_files import beside
 from tests.parts.chat_parts import random_base
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.catalog import plan_of
-from flows.command import runs
+from flows.command import runs_command
 from flows.running.new_run import new_run
 from flows.running.run_lock import working_on
 from tests.parts.recorded_run import RecordedRun, exit_code
@@ -22,7 +22,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
 
 
 def test_a_stage_and_all_that_is_made_from_it_run_again(run: RecordedRun) -> None:
-    arguments, again = runs._again(run.record, "agent-rl")  # pyright: ignore[reportPrivateUsage]
+    arguments, again = runs_command._again(run.record, "agent-rl")  # pyright: ignore[reportPrivateUsage]
     assert again == ["agent-rl", "unified-distill", "unified-sft", "unified-rl", "evaluate"]
     plan = plan_of("post-train", run.record.recipe(), arguments)
     assert [stage.name for stage in plan if stage.again] == again

@@ -67,11 +67,13 @@ def test_it_says_which_run_and_which_of_all_rollouts_it_shows(
 
 
 @pytest.mark.usefixtures("run")
-def test_what_was_trained_on_is_marked_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_model_wrote_is_marked_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["rollouts", "agent-rl", "--limit", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "<q>\u27e6ab\u27e7[x]\u27e6c\u27e7" in lines, "what the environment said is outside"
-    marked = "9 tokens, 3 trained on: 60 113 62 \u27e697 98\u27e7 91 120 93 \u27e699\u27e7"
+    marked = (
+        "9 tokens, 3 written by the model: 60 113 62 \u27e697 98\u27e7 91 120 93 \u27e699\u27e7"
+    )
     assert marked in [line.strip() for line in lines]
     assert "completed \u00b7 reward 0.000 \u00b7 outcome 0 \u00b7 as asked" in lines
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from flows.command import runs
+from flows.command import runs_command
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.running.new_run import new_run
@@ -66,32 +67,36 @@ def test_the_log_of_the_latest_stage_or_of_a_named_one(
 ) -> None:
     run = _run()
     assert _exit_code("logs") == 2, "no stage has begun"
-    _put(run, "agent-sft", "one", "of sft\n", started=5.0)
+    event = '@tributary {"job": "one", "event": "progress", "done": 1, "total": 9, "message": "x"}'
+    _put(run, "agent-sft", "one", f"{event}\nof sft\n", started=5.0)
     _put(run, "agent-rl", "two", "\x1b]0;title\x07 \x9b31m of rl\n", started=9.0)
     _put(run, "base", "", "", cached=True)
     capsys.readouterr()
     assert _exit_code("logs") == 0
     assert capsys.readouterr().out.endswith("\\x1b]0;title\\x07 \\x9b31m of rl\n")
     assert _exit_code("logs", "cpu-smoke", "agent-sft") == 0
-    assert capsys.readouterr().out.endswith("of sft\n")
+    assert capsys.readouterr().out.endswith("log\n1 of 9: x\nof sft\n")
     for stage, said in (("base", "cached, or not started"), ("agent-lr", "mean `agent-rl`")):
-        assert _exit_code("logs", "", stage) == 2
+        assert _exit_code("logs", "cpu-smoke", stage) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     log_path("one").unlink()
-    assert _exit_code("logs", "", "agent-sft") == 2
+    assert _exit_code("logs", "cpu-smoke", "agent-sft") == 2
     assert "not on this machine" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_log_is_followed_until_its_stage_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(runs_command, "POLL_SECONDS", 0.05)
     run = _run()
     _put(run, "agent-rl", "two", "step 1\n", state="running")
 
     def finish() -> None:
         with log_path("two").open("a") as log:
-            log.write("step 2\n")
+            log.write("ste")
+            log.flush()
+            time.sleep(0.2)
+            log.write("p 2\n")
         run.put_stage(StageRecord(name="agent-rl", kind="rl", job="two", state="completed"))
 
     with working_on(run.run):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.agents.wire.request import Request
+from engines.agents.wire.wire_format import Request
 from engines.rollout.drivers.session_host import End
 from engines.rollout.records.gallery import Gallery
 from engines.types import Message, Rollout, Status

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flows.command.artifacts import find_artifact, locate_artifact
 from flows.command.models.card import lineage_of
 from flows.command.models.collect import survey
+from flows.command.models.named_artifacts import find_artifact, locate_artifact
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reasons import stage_reasons

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.unit
 
 LOG = """step 1: generate_tokens_per_s=100 train_tokens_per_s=7
 @tributary {"event": "progress"}
-step 2: outcome_mean=0.5 generate_tokens_per_s=1.25e+03 train_tokens_per_s=40
+step 2: outcome_mean=0.5 generate_tokens_per_s=1.25e+03 train_tokens_per_s=40 mfu=2e-05 \
+publish_pause_seconds=0.25 staleness_mean=1.5 kv_use_mean=0.5 kv_use_max=0.75
 """
 
 
@@ -64,6 +65,8 @@ def test_a_running_stage_shows_its_rates_and_servers() -> None:
         (shown,) = Watched().now()
     assert (shown.run, shown.stage, shown.done, shown.total) == (run.run, "agent-rl", 2, 4)
     assert shown.tokens_per_s == {"generated": 1250.0, "trained": 40.0}
+    figures = {"mfu": 2e-5, "pause s": 0.25, "staleness": 1.5, "KV use": 0.75}
+    assert shown.figures == figures
     assert shown.servers == "1 x tp 1"
     assert exit_code(["top", "--every", "0.1"]) == 2
 

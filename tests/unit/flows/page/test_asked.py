@@ -11,7 +11,8 @@ import yaml
 from engines.algorithms.spec import Algorithm
 from flows.command.recipes import save_recipe
 from flows.load import load_recipe
-from flows.page.form import Asked, asked_by_command, form_of, models_of
+from flows.page.form import Asked, asked_by_command, form_of, models_of, stages_of
+from flows.running.chosen_stages import ChosenStages
 from flows.running.new_run import new_run
 from infra.errors import InputError
 from tasks.rl.spec import RlSettings
@@ -96,3 +97,22 @@ def test_models_are_lines_or_a_mapping() -> None:
     for wrong in ("one", "=x", "one=", "", "One=/x", "one=/x\none=/y"):
         with pytest.raises(InputError, match="models: "):
             models_of(wrong)
+
+
+def test_stages_are_lines_or_a_mapping() -> None:
+    lines = "until=agent-rl\nforce=base\nforce = agent-sft\naccept_code=true"
+    chosen = ChosenStages(
+        until_stage="agent-rl", force_stages=["base", "agent-sft"], accept_code=True
+    )
+    assert stages_of(lines) == stages_of(chosen.model_dump()) == chosen
+    assert stages_of("") == stages_of({}) == ChosenStages()
+    for wrong, said in {
+        "untl=base": "`untl=base`: write from=STAGE, .* did you mean `until`",
+        "until=": "`until=`: write from=STAGE",
+        "accept_code=perhaps": "stages: accept_code: .*'perhaps'",
+        "only=a\nuntil=b": "only_stage says where to begin and to end",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            stages_of(wrong)
+    with pytest.raises(InputError, match="until: unknown field"):
+        stages_of({"until": "base"})

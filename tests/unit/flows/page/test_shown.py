@@ -28,7 +28,7 @@ def test_a_runs_name_says_recipe_seed_and_the_name_given() -> None:
     assert shown_name(rounds) == "cpu-smoke/agent rounds seed 1"
     assert shown_name(_head("cpu-smoke", "evaluate", models={})) == "cpu-smoke evaluate seed 1"
     assert shown_tags(_head("tuesday")) == ["cpu-smoke", "seed 1", "tuesday"]
-    assert shown_tags(_head("cpu-smoke")) == ["cpu-smoke", "seed 1"]
+    assert shown_tags(_head("cpu-smoke"), True) == ["cpu-smoke", "seed 1", "with warnings"]
 
 
 def _report(scores: dict[str, dict[str, float]], **more: object) -> Report:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flows.catalog import plan_of
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe_checks import check_recipe
 from flows.command.main import main
+from flows.explain import characters
 from flows.load import load_recipe
+from flows.recipe import NAME_PATTERN, Recipe
 from flows.running.new_run import new_run
 from flows.running.records import RunState
 from infra.errors import InputError
@@ -245,3 +251,86 @@ def test_an_empty_store_lists_no_artifacts(capsys: pytest.CaptureFixture[str]) -
 
 def test_an_unknown_option_is_bad_input() -> None:
     assert _exit_code("run", "cpu-smoke", "--nonsense") == 2
+
+
+MISTAKES = {
+    "serve mine=": "the name of the model is empty",
+    "serve model --port 99999": "Must be <= 65535; see `tributary serve --help`",
+    "preview --model model": "files: none is given; name at least one",
+    "rl --model m --data q.jsonl --reward math --pattern ( --print": "regular expression",
+    "rl --model m --data q.jsonl --reward r.py: --print": "say what of the file: r.py:NAME",
+    "rl --model m --data q.jsonl --reward math=nan --print": "write name=weight",
+    "rl --model m --domain agent --name 'My Run' --print": "name: has only small letters, digits",
+    "check empty.yaml": "empty.yaml: has nothing in it; a recipe is a mapping of fields",
+    "check tab.yaml": "line 1, column 6: while scanning for the next token: found",
+    "check .": "`.` is a folder; name a recipe's file, of those in it: empty.yaml, tab.yaml",
+    "check cpu-smoke --set seed=x": "got 'x' (in --set seed)",
+    "check cpu-smoke --set resources.servers=many": "'many' (in --set resources.servers)",
+    "run cpu-smoke --only nothing --in-process": "--only nothing: no such stage",
+    "run cpu-smoke --name 'Bad Name'": "small letters, digits and `-`",
+    "test-hook r.py:nothing": "It has: judged.",
+    "test-hook r.py:judgd": "Did you mean 'judged'?",
+    "fleet up nothing.yaml": "cannot be read: No such file or directory; give the file",
+    "save cpu-smoke 'A b'": "name: has only small letters, digits and `-`",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_named_with_what_to_do(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "tab.yaml").write_text("name:\tx\n")
+    (tmp_path / "q.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 60)
+    (tmp_path / "r.py").write_text("def judged(transcript):\n    return True\n")
+    (tmp_path / "m").mkdir()
+    assert _exit_code(*shlex.split(line)) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert MISTAKES[line] in told
+    assert told.startswith("error: ")
+    assert "Traceback" not in told
+
+
+EMPTY = (
+    "cancel ''", "resume ' '", "retry '' rl", "run ''", "compare a ''", "serve a ''", "runs ''",
+    "sft --model m --data q.jsonl --name ''", "run cpu-smoke --name=", "artifacts pin ''",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", EMPTY)
+def test_an_empty_word_is_no_word_that_is_left_out(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`cancel "$RUN"` would end the newest run."""
+    new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
+    assert _exit_code(*shlex.split(line)) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.startswith("error: `tributary ")
+    assert "is empty. Is a variable of the shell not set? Give it, or leave it out" in told
+
+
+def test_no_regular_expression_stands_in_a_message() -> None:
+    """Each name that a recipe bounds by a pattern has words for it."""
+    text = json.dumps(Recipe.model_json_schema())
+    patterns = {json.loads(f'"{found}"') for found in re.findall(r'"pattern": "([^"]*)"', text)}
+    assert NAME_PATTERN in patterns
+    known = re.compile(r"\^\(?\[a-z(0-9)?\](\[a-z0-9_?-\]\*)?\)?\??\$")
+    assert [pattern for pattern in patterns if not known.fullmatch(pattern)] == []
+    assert characters(NAME_PATTERN).endswith("digits and `-`, and begins with a letter or digit")
+    assert characters("^([a-z][a-z0-9-]*)?$").endswith("begins with a letter")
+
+
+def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback() -> None:
+    program = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cyclopts":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from flows.command import begin
+begin()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")

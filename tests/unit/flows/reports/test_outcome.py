@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.reports.outcome import outcome_of
+from flows.reports.outcome import outcome_of, what_training_did
 from flows.reports.report import Gain
 from tests.parts.report_parts import cell, report
 
@@ -113,6 +113,58 @@ def test_an_experts_gain_has_both_scores_and_a_test():
     )  # fmt: skip
     (one,) = found.gains
     assert (one.before.value, one.after.value, one.change) == (0.25, 0.75, gain)
+
+
+def gain(since, before, after, p, domain="a", by=("rl",)):
+    mean = after - before
+    return Gain(domain=domain, since=since, before=before, after=after, mean=mean, low=mean - 0.1,
+                high=mean + 0.1, p=p, by=list(by))  # fmt: skip
+
+
+def test_the_headline_says_what_training_did_and_what_the_unified_model_keeps():
+    """.45 and .47 of the experts' .5 and .5 are 92%."""
+    scores = {
+        "x": {"a": 0.5, "b": 0.0},
+        "y": {"a": 0.0, "b": 0.5},
+        "unified": {"a": 0.45, "b": 0.47},
+    }
+    gains = {"x": gain("x-sft", 0.27, 0.5, 0.0004), "unified": gain("unified-sft", 0.4, 0.46, 0.2,
+             "mean")}  # fmt: skip
+    said = "RL helped x: +23.0 points, p < 0.001; unified keeps 90% of the experts' scores."
+    found = outcome(scores, gains=gains, versions={"x": ["x-sft", "x"], "unified": ["unified"]})
+    assert found.headline == said
+    assert "has the highest score" in found.detail
+    both = {**gains, "y": gain("base", 0.1, 0.5, 0.01, "b", ("sft", "rl"))}
+    assert what_training_did(report(scores, gains=both)) == (
+        "RL helped x: +23.0 points, p < 0.001; SFT and RL helped y: +40.0 points, p = 0.010;"
+        " unified keeps 92% of the experts' scores."
+    )
+
+
+def test_experts_that_fared_alike_are_named_together():
+    names = {"x": 0.001, "y": 0.002, "z": 0.003}
+    gains = {name: gain("base", 0.5, 0.25, p, by=("opd",)) for name, p in names.items()}
+    assert what_training_did(report({}, gains=gains)) == (
+        "On-policy distillation hurt x (-25.0 points, p = 0.001), y (-25.0 points, p = 0.002) and z"
+        " (-25.0 points, p = 0.003)."
+    )
+
+
+def test_the_headline_counts_the_tests_of_all_experts():
+    """.03 alone is below .05; as the smaller of two it is .06."""
+    alone = {"x": gain("x-sft", 0.2, 0.4, 0.03)}
+    assert what_training_did(report({}, gains=alone)).startswith("RL helped x: +20.0 points")
+    two = alone | {"y": gain("y-sft", 0.2, 0.2, 0.9)}
+    assert what_training_did(report({}, gains=two)) == (
+        "It is not sure that RL changed x (+20.0 points, p = 0.030) and y (+0.0 points, p = 0.900)."
+    )
+
+
+def test_a_unified_model_alone_is_judged_by_its_own_gain():
+    alone = {"unified": gain("unified-sft", 0.2, 0.4, 0.001, "mean")}
+    assert what_training_did(report({"unified": {"a": 0.4}}, gains=alone)) == (
+        "RL helped unified: +20.0 points, p = 0.001."
+    )
 
 
 def test_a_run_without_scores_has_no_outcome():

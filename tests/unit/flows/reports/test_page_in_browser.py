@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from flows.catalog import plan_of
 from flows.command.main import main
+from flows.load import load_recipe
+from flows.reports.live import page_server
 from flows.reports.page import write_page
 from flows.reports.report import build_report
-from flows.running.records import RunRecord
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState, StageRecord
+from infra.access import bearer
+from infra.guard import login_link
 from infra.home import home
+from tasks.durable.launch import log_path
+from tests.parts.machine import until
 from tests.parts.report_parts import ATTACK, failed_run, finished_run
 
 pytestmark = pytest.mark.unit
@@ -115,6 +125,12 @@ def test_a_page_is_whole_in_itself_and_has_no_errors(browser, runs, name):
 def test_a_page_fits_a_phone(browser, runs, name):
     page = opened(browser, runs[name], width=390).page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = """() => {
+      const right = (element) => element.getBoundingClientRect().right;
+      return [...document.querySelectorAll("header nav a")]
+        .filter((link) => right(link) > right(link.parentElement)).map((link) => link.textContent);
+    }"""
+    assert page.evaluate(cut) == [], "parts of the page that one cannot see are there"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -140,7 +156,7 @@ def test_the_score_by_turns_is_drawn_and_read_at_the_pointer(browser, runs):
 
 def test_the_outcome_stands_first_with_a_paired_test(browser, runs):
     page = opened(browser, runs["done"]).page
-    first = page.locator("main > section").first.inner_text()
+    first = page.locator("main > section").first.inner_text().replace("\N{NO-BREAK SPACE}", " ")
     assert "0.833 on agent." in first
     assert "0.167 → 0.833" in first
     # 4 problems more of 6, none less: McNemar's p is 2 / 2^4
@@ -222,3 +238,58 @@ def test_different_recipes_are_compared_in_pairs_and_never_averaged(browser, run
     assert "0.833" in row
     assert "1.000" in row
     assert "1 / 0" in row
+
+
+STEP = (
+    "step {0}: loss=0.5 outcome_mean={1} entropy=1.5e-01\n"
+    "step {0}: eval_outcome_agent={2} eval_stderr_agent=0.1 eval_problems_agent=8\n"
+)
+
+
+@pytest.fixture
+def served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[RunRecord, Path, str]]:
+    """A run whose stage agent-rl is at step 1, that job's log, and the link to the page."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
+    log = log_path("job-live")
+    log.parent.mkdir(parents=True)
+    log.write_text(STEP.format(1, 0.25, 0.125))
+    record.put_stage(
+        StageRecord(name="agent-rl", kind="rl", state="running", job="job-live", started=1.0)
+    )
+    record.put_state(RunState(state="running", started=1.0))
+    server = page_server(record, plan_of("post-train", record.recipe(), {}))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        serving.start()
+        try:
+            link = login_link(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+            yield record, log, link
+        finally:
+            server.should_exit = True
+            serving.join(20)
+
+
+def test_a_served_page_shows_a_run_as_it_grows_and_changes_nothing(browser, served):
+    record, log, link = served
+    address = link.partition("login/")[0]
+    assert httpx.get(address).status_code == 401, "it asks for the key, on loopback too"
+    assert httpx.post(address, headers=bearer()).status_code == 405
+    seen = Seen(browser.new_page())
+    seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
+    seen.page.goto(link)
+    page = seen.page
+    assert page.locator("#live").inner_text() == "live"
+    chart = page.locator("#curves-agent-rl")
+    assert "held out: agent" in chart.inner_text()
+    assert page.locator("#curves-agent-rl .large circle").count() == 2
+    log.write_text(log.read_text() + STEP.format(2, 0.5, 0.25))
+    circles = page.locator("#curves-agent-rl .large circle")
+    until(lambda: circles.count() == 4)
+    record.put_state(RunState(state="completed", started=1.0, seconds=9.0))
+    until(lambda: page.locator(".lead .pill").first.inner_text() == "completed")
+    assert seen.errors == []

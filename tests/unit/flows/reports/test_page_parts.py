@@ -16,13 +16,12 @@ from flows.reports.charts import charts_of
 from flows.reports.outcome import MEAN, score_tables
 from flows.reports.page import spans_of
 from flows.reports.pipeline_chart import RiverStage, river
-from flows.reports.rendering import data_block, p_text, seconds_text
-from flows.reports.samples import sample_set
+from flows.reports.rendering import data_block, p_text, seconds_text, unbroken
+from flows.reports.shown_samples import sample_set
 from flows.reports.stage_view import Count, StageView, counted, failure_of, seconds_of, tail
 from flows.running.records import RunState, StageRecord
 from infra.store.artifacts import Manifest
-from infra.timeline import TRAINER, Event
-from infra.trace_file import Trace
+from infra.timeline import TRAINER, Event, Trace
 from tasks.admit.spec import AdmitSettings, AdmitSpec
 from tasks.domain import ScoredDomain
 from tasks.rl.curve import Curve, ScorePoint
@@ -313,3 +312,9 @@ def test_data_cannot_end_its_element() -> None:
 def test_times_and_probabilities_are_short() -> None:
     assert list(map(seconds_text, (0.42, 245, 7800))) == ["0.4 s", "4 min 5 s", "2 h 10 min"]
     assert (p_text(0.0341), p_text(0.0001)) == ("p = 0.034", "p < 0.001")
+
+
+def test_no_line_of_a_page_ends_between_p_and_its_number() -> None:
+    said = "up (+1.0 points, p < 0.001), p = 0.5 of n = 8"
+    kept = "up (+1.0_points, p_<_0.001), p_=_0.5 of n_=_8"
+    assert unbroken(said) == kept.replace("_", "\N{NO-BREAK SPACE}")

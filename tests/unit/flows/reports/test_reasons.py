@@ -17,7 +17,7 @@ from flows.running.chosen_stages import ChosenStages, narrowed
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
-from tasks.durable.identity import StageIdentity
+from tasks.durable.stage_identity import StageIdentity
 
 pytestmark = pytest.mark.unit
 
@@ -91,7 +91,8 @@ def test_what_another_recipe_made_is_not_compared(
     told = capsys.readouterr().out
     assert " -> " not in told
     caution = told.index("stage general-rl: algorithm.temperature: is 0.7")
-    assert caution < told.index("A resumed run ends")
+    assert told.index("mine never ran in ") < caution < told.index("A resumed run ends")
+    assert len(told.splitlines()) <= 40, "one screen"
 
 
 def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_part_of_a_list_is_called_by_its_name(tmp_path: Path) -> None:
 def test_files_and_packages_are_named(tmp_path: Path) -> None:
     found = identities()
     code = found["general-rl"].code
-    files = {**code.files, "rewards/repetition.py": "0" * 64, "rewards/gone.py": "1" * 64}
+    files = {**code.files, "rewards/text.py": "0" * 64, "rewards/gone.py": "1" * 64}
     before = code.model_copy(
         update={
             "hash": "2" * 64,
@@ -128,7 +129,7 @@ def test_files_and_packages_are_named(tmp_path: Path) -> None:
     keep({"old": old}, tmp_path)
     ran({"general-rl": old})
     assert why()["general-rl"] == [
-        "rewards/gone.py is no longer used", "rewards/repetition.py changed",
+        "rewards/gone.py is no longer used", "rewards/text.py changed",
         "hook mine.py is no longer used", "installed a: 1 -> not used",
     ]  # fmt: skip
 
@@ -195,7 +196,7 @@ def test_check_shows_the_first_reason_and_all_of_them_below(
     ran(identities())
     changes = ["experts.general.path.rl.optimizer.lr=1e-4", "experts.general.path.rl.steps=25"]
     with pytest.raises(SystemExit) as ended:
-        main(["check", "cpu-demo", "--set", changes[0], "--set", changes[1]])
+        main(["check", "cpu-demo", "--full", "--set", changes[0], "--set", changes[1]])
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert "general-rl: rl.steps: 24 -> 25" in said

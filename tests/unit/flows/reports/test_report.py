@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from curricula.built_in import BUILT_IN
-from curricula.flaws import FLAWS
+from curricula.built_in_curricula import BUILT_IN, FLAWS
 from curricula.procedural import Procedural
 from flows.command.live_table import show_end
 from flows.load import load_recipe, validate_recipe
@@ -27,9 +26,8 @@ from infra.errors import InputError
 from infra.hooks import resolve
 from infra.shown_text import markdown_text
 from infra.store.artifacts import ArtifactStore
-from infra.store.stage_warning import StageWarning
-from infra.timeline import TRAINER, Timeline
-from infra.trace_file import write_trace
+from infra.store.manifest import StageWarning
+from infra.timeline import TRAINER, Timeline, write_trace
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
 from tasks.rl.curve import Curve, ScorePoint
 
@@ -47,7 +45,8 @@ SCORES = {
 
 
 def _scores_file() -> dict[str, Any]:
-    """As an evaluation writes it: four problems of two samples in each expert's own domain."""
+    """As an evaluation writes it: four problems of two samples in an expert's own domain, and three
+    of the unified model's in two."""
     outcomes = {
         "agent-sft": [[0, 0], [1, 0], [1, 0], [1, 1]],
         "agent": [[1, 0], [1, 1], [1, 1], [1, 1]],
@@ -55,6 +54,14 @@ def _scores_file() -> dict[str, Any]:
     cells = [
         {"model": model, "domain": "agent", "kind": "score", "outcomes": values}
         for model, values in outcomes.items()
+    ]
+    cells += [
+        {"model": model, "domain": domain, "kind": "score", "outcomes": values}
+        for model, of in {
+            "unified-sft": {"agent": [[0, 0], [1, 0]], "general": [[0]]},
+            "unified": {"agent": [[1, 0], [1, 1]], "general": [[1]]},
+        }.items()
+        for domain, values in of.items()
     ]
     tables = {
         "best_of": {"2": {"agent": {"agent": 1.0}}},
@@ -134,6 +141,9 @@ def test_a_run_is_found_by_id_name_recipe_or_as_the_latest(record: RunRecord) ->
     assert find_run("tuesday").run == named.run
     assert find_run("cpu-smoke").run == named.run
     assert find_run().run == named.run
+    for wrong, said in (("tuesdy", "did you mean `tuesday`"), ("cpu-smoke/rl", "alone: cpu-smoke")):
+        with pytest.raises(InputError, match=said):
+            find_run(wrong)
 
 
 def test_a_run_that_does_not_exist_is_refused_with_those_that_do(record: RunRecord) -> None:
@@ -160,8 +170,8 @@ def test_the_notes_say_that_the_gap_to_experts_is_large_by_construction(record: 
     # of the 8 signs of three equal gains 2 are as far from 0
     assert (
         "Since agent-sft, agent moved from 0.50 to 0.88 in its own domain (+37.5 points, 95%"
-        " interval -13.3 to +63.3, p = 0.250). None of 2 samples of agent-sft solved 1 of the"
-        " problems; agent reaches 0.50 on these." in said
+        " interval -13.3 to +63.3, p = 0.250). On the 1 problem that agent-sft never"
+        " solved in 2 samples, agent scores 0.50." in said
     )
 
 
@@ -171,7 +181,19 @@ def test_first_and_last_version_stand_side_by_side_with_intervals(record: RunRec
     assert rows == [
         ["agent-sft", "agent", "0.500", "", ""],
         ["agent", "agent", "0.900 (0.60 to 1.00)", "", "1.000"],
+        ["unified-sft", "mean", "0.600", "", ""],
+        ["unified", "mean", "0.800", "", ""],
     ]
+
+
+def test_the_unified_model_has_a_gain_over_all_its_domains(record: RunRecord) -> None:
+    """In `agent` from .25 to .75, in `general` from 0 to 1; each domain counts half."""
+    gain = _report(record).gains["unified"]
+    assert (gain.domain, gain.since, gain.by) == ("mean", "unified-sft", ["rl"])
+    assert (gain.before, gain.after, gain.mean) == (0.125, 0.875, pytest.approx(0.75))
+    assert (gain.problems, gain.unsolved, gain.newly_solved) == (3, 2, 0.75)
+    html = page(record, _report(record), plan_post_train(record.recipe()))
+    assert "mean over domains, since unified-sft" in html
 
 
 def test_a_run_without_scores_says_so(record: RunRecord) -> None:
@@ -296,6 +318,7 @@ def test_a_cell_without_a_verdict_is_no_score_of_zero(record: RunRecord) -> None
 
 def test_the_markdown_holds_scores_and_stages(record: RunRecord) -> None:
     text = markdown(_report(record), ["a note"])
+    assert "**It is not sure that RL changed agent: +37.5 points, p = 0.250; unified keeps" in text
     assert "| unified | 0.800 | 0.900 | 0.700 | 0.800 |" in text
     assert "| evaluate | evaluate | eeeeeeeeeeee | 3.2 s |" in text
 

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from engines.rollout.records import dataset
 from engines.rollout.records.dataset import ParquetRows
 from engines.rollout.records.gallery import Gallery
 from engines.types import Status
 from flows.command.samples import Samples
-from flows.reports.samples import (
+from flows.reports.shown_samples import (
     _rows,  # pyright: ignore[reportPrivateUsage]
     sample_set,
 )
@@ -72,11 +73,17 @@ def test_four_times_the_rollouts_take_no_more_memory(
     assert _peak(lambda: read(many)) < 1.2 * _peak(lambda: read(few)) + 100_000
 
 
-def test_heads_and_whole_rows_are_those_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_bytes", [1, 1 << 30])
+def test_heads_and_whole_rows_are_those_of_the_file(
+    tmp_path: Path, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "_MOST_BYTES", most_bytes)
     file = _file(tmp_path / "all", 9)
     assert pq.ParquetFile(file).metadata.num_row_groups == 9
     rows, whole = ParquetRows(file), pq.read_table(file).to_pylist()
     assert [rows.row(number) for number in (8, 0, 0, 4)] == [whole[n] for n in (8, 0, 0, 4)]
+    kept = [table.nbytes for table in rows._groups.values()]
+    assert (len(kept), rows._bytes) == (1 if most_bytes == 1 else 3, sum(kept))
     assert list(rows.each()) == whole
     assert rows.columns(["label", "absent"]) == [{"label": row["label"]} for row in whole]
     assert rows.sums("loss_mask") == [sum(row["loss_mask"]) for row in whole]

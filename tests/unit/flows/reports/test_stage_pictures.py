@@ -9,8 +9,16 @@ import pytest
 
 from flows.reports.charts import curve_table
 from flows.reports.timeline_chart import idle_shares, timeline_picture
-from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline
-from infra.trace_file import TRACE_FILE, read_trace, write_trace
+from infra.timeline import (
+    CHECKPOINTS,
+    SERVERS,
+    TICKETS,
+    TRACE_FILE,
+    TRAINER,
+    Timeline,
+    read_trace,
+    write_trace,
+)
 from tasks.rl.curve import Curve, ScorePoint
 
 pytestmark = pytest.mark.unit

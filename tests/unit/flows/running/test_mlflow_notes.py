@@ -22,7 +22,7 @@ def test_the_best_model_of_each_domain_is_on_the_first_line() -> None:
     scores = {"base": {"a": 0.0, "b": 0.0}, "x": {"a": 0.5, "b": 0.0}, "y": {"a": 0.25}}
     best = [Best("a", "x", ScoreCell(0.5)), Best("b", "", ScoreCell(0.0))]
     first, _, rest = run_note("[r](http://m/r)", scores, LINKS, best).partition("\n\n")
-    said = "a: **x** 0.500; b: no model scored above 0"
+    said = "a: x 0.500; b: no model scored above 0"
     assert first == f"Highest scores: {said} (run [r](http://m/r))"
     assert "| x | **0.500** | 0.000 |" in rest
     assert "| y | 0.250 |  |" in rest

@@ -11,6 +11,7 @@ import yaml
 
 from flows.catalog import FLOWS, plan_of
 from flows.load import load_recipe
+from flows.page.prefect_app import know_formats
 from infra.stack import WORK_POOL
 
 pytestmark = pytest.mark.unit
@@ -53,6 +54,7 @@ def test_a_deployment_takes_a_recipe_by_name_or_whole_and_refuses_a_typo(
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools.validation import validate
 
+    know_formats()
     flow = _flow(deployment)
     assert flow.name == deployment["name"]
     schema = parameter_schema(flow).model_dump(exclude_none=True)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows.command.run import continue_run
+from flows.command.run_command import continue_run
 from flows.load import load_recipe
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState
@@ -38,6 +38,8 @@ class Api(ThreadingHTTPServer):
     """how many of the next reads fail"""
     busy = 0
     """how many of the next posts are turned away"""
+    meanwhile: Callable[[], object] = bool
+    """done at each read"""
     posted: list[tuple[str, str]]
     """path and idempotency key"""
     bodies: list[dict[str, Any]]
@@ -48,6 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         state = {"type": self.server.flow_state, "timestamp": "2026-01-01T00:00:00Z"}
+        self.server.meanwhile()
         self.server.failing -= 1
         self._reply({"id": "deployment", "state": state}, 200 if self.server.failing < 0 else 500)
 
@@ -146,7 +149,7 @@ def test_a_run_whose_flow_prefect_gave_up_is_started_though_its_process_lives(
     api: Api, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.flow_state = "CRASHED"
-    monkeypatch.setattr("flows.command.run.LOST_SECONDS", 0.5)
+    monkeypatch.setattr("flows.command.run_command.LOST_SECONDS", 0.5)
     with working_on(record.run), pytest.raises(StageFailed):
         continue_run(record.run, Console(quiet=True))
     assert record.state().flow_run == "started"
@@ -208,7 +211,7 @@ def test_a_flow_without_a_process_is_lost_before_prefect_sees_it(
     api: Api, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker died with it, so that nobody told Prefect."""
-    monkeypatch.setattr("flows.command.run.LOST_SECONDS", 1.0)
+    monkeypatch.setattr("flows.command.run_command.LOST_SECONDS", 1.0)
     api.flow_state = "RUNNING"
     with pytest.raises(StageFailed, match=r"LOST: its process is gone\n.*tributary resume"):
         continue_run(record.run, Console(quiet=True))
@@ -220,3 +223,12 @@ def test_a_flow_that_was_lost_leaves_a_failed_run(api: Api, record: RunRecord) -
     with pytest.raises(StageFailed, match="tributary resume"):
         continue_run(record.run, Console(quiet=True))
     assert record.state().state == "failed"
+
+
+def test_a_run_that_another_flow_completed_has_not_failed(api: Api, record: RunRecord) -> None:
+    """The followed one gave way to it."""
+    api.flow_state = "FAILED"
+    done = RunState(state="completed", flow_run="other")
+    api.meanwhile = lambda: record.put_state(done)
+    continue_run(record.run, Console(quiet=True))
+    assert record.state().state == "completed"

@@ -13,7 +13,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.running.tracked_run import TrackedRun, kinds_of
-from infra.processes.ports import free_ports
+from infra.processes.network import free_ports
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageWork
@@ -104,7 +104,7 @@ def test_a_run_without_a_policy_compares_losses(
     tracked.made(plan["reasoning-sft"], made)
     assert tracked.links()["MLflow comparison"] == "('loss',) of ['one']"
     tracked.made(plan["reasoning-rl"], made.model_copy(update={"mlflow_run_id": "two"}))
-    assert tracked.links()["MLflow comparison"] == "('outcome_mean', 'entropy') of ['two']"
+    assert tracked.links()["MLflow comparison"] == "('outcome_mean',) of ['two']"
 
 
 def _best(

@@ -13,8 +13,8 @@ from curricula.rows.layouts import read_row
 from engines.chat import Chat
 from engines.rollout.records.packing import dump_problem, load_problem
 from engines.types import Json, Message, Problem, Tool, ToolCall
-from infra.data_files.bad_row import BadRow, Reason
-from tasks.message_files.rendering import Renderer
+from infra.data_files.tally import BadRow, Reason
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 

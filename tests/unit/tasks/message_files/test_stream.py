@@ -27,7 +27,7 @@ from infra.data_files import chunks
 from infra.data_files.files import find_files, fingerprint
 from infra.errors import InputError, TrainingStopped
 from tasks.message_files import stream
-from tasks.message_files.rendering import Renderer
+from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
 from tasks.sft.file_supply import FileSupply

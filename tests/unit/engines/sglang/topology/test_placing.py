@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engines.sglang.topology import problems as problems_module
+from engines.sglang.topology import topology_problems as problems_module
 from engines.sglang.topology.placing import hosts_of, place, place_here
-from engines.sglang.topology.problems import topology_problems
 from engines.sglang.topology.spec import ServedFleet, Topology
+from engines.sglang.topology.topology_problems import topology_problems
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,153 @@
+"""What an answer to a row is compared with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from curricula.prompt_files.spec import PromptSource
+from curricula.rows.asked import ANSWERS
+from curricula.rows.fields import Fields, is_empty
+from curricula.rows.texts import kind_of, parsed_object
+from engines.types import Json
+from infra.data_files.tally import BadRow, Reason
+from infra.json_text import value_text
+
+REFERENCES = (
+    "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
+)  # fmt: skip
+ANSWER = "answer"
+"""the field that rewards which compare an answer read"""
+_ONE_THING = ("reference", "answer", "ground_truth", "expected_answer", "final_answer")
+"""names for what an answer has to be, of which a row has one"""
+_INSIDE = {"reward_model": "ground_truth"}
+"""columns of objects that hold one (verl)"""
+_LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
+_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
+_WORKED = re.compile(r"\n####[ \t]*([^\n]{0,80})\s*\Z")
+"""the end of a worked answer as GSM8K has it"""
+
+
+class Reference(NamedTuple):
+    """Example: Reference({"answer": "70"}, "reference answer")"""
+
+    value: Json
+    """an object as it is; anything else as `{"answer": ...}`; without one, an empty object"""
+    said: str
+    """where it is from, for a person"""
+    unanswered: str = ""
+    """what rewards that compare an answer do not find in it; empty where they can read it"""
+
+
+def read_reference(row: Fields, source: PromptSource) -> Reference:
+    """Raises BadRow where it is empty, and where the rewards read what it lacks."""
+    name = source.columns.reference or _found(row)
+    if not source.columns.reference and not source.reference_pattern:
+        _refuse_two(row)
+    if not name:
+        if fault := _fault(row, {}, source.needs, "has no reference"):
+            raise BadRow(Reason.REFERENCE, fault)
+        return Reference({}, "no reference")
+    value, how = row.column(name), ""
+    if is_empty(value) or (isinstance(value, str) and not value.strip()):
+        raise BadRow(Reason.REFERENCE, f"{name}: is empty")
+    if source.reference_pattern:
+        value = _matched(value, source.reference_pattern, name)
+    elif (worked := _without_work(value)) != value:
+        value, how = worked, ", of which what follows #### counts (GSM8K)"
+    if isinstance(value, str) and not value.strip():  # what is left of it
+        after = source.reference_pattern or "####"
+        raise BadRow(Reason.REFERENCE, f"{name}: nothing follows {after} in it")
+    value = exact(value)
+    made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
+    has = f"{name}: is an object of {', '.join(made)}"
+    if fault := _fault(row, made, source.needs, has):
+        raise BadRow(Reason.REFERENCE, fault)
+    return Reference(made, f"reference {name}{how}", _fault(row, made, [ANSWER], has))
+
+
+def _found(row: Fields) -> str:
+    """The column that holds a reference; empty for none."""
+    if name := row.first(REFERENCES):
+        return name
+    inside = _found_inside(row)
+    return inside[0] if inside else ""
+
+
+def _found_inside(row: Fields) -> tuple[str, Any] | None:
+    """Where a column of objects holds a reference, and the reference."""
+    for name, field in _INSIDE.items():
+        held = parsed_object(row.values.get(name))
+        value = cast("dict[str, Any]", held).get(field) if isinstance(held, Mapping) else None
+        if not is_empty(value):
+            return f"{name}.{field}", value
+    return None
+
+
+def _without_work(value: Any) -> Any:
+    """What follows the last `####` of a worked answer; anything else as it is."""
+    worked = _WORKED.search(f"\n{value}") if isinstance(value, str) else None
+    return worked.group(1).strip() if worked else value
+
+
+def _refuse_two(row: Fields) -> None:
+    """Raises BadRow where two columns say what an answer has to be, and differ."""
+    there = {name: _without_work(row.values[name]) for name in _ONE_THING if row.has(name)}
+    if there and (inside := _found_inside(row)):
+        there[inside[0]] = inside[1]
+    said = [value_text(v) if isinstance(v, str | int | float) else v for v in there.values()]
+    if any(each != said[0] for each in said[1:]):
+        raise BadRow(
+            Reason.REFERENCE,
+            f"has {' and '.join(there)}, which differ; name what an answer is compared with in"
+            " columns.reference",
+        )
+
+
+def _fault(row: Fields, reference: Mapping[str, Json], needs: list[str], has: str) -> str:
+    """Which field that rewards read the reference does not have, in words; empty for none."""
+    lacks = [name for name in needs if name and is_empty(reference.get(name))]
+    if not lacks and (reference or not needs):
+        return ""
+    wanted = " and ".join(f"`{name}`" for name in lacks) or "one"
+    likely = ", ".join(_likely(row.values, lacks))
+    hint = f"; columns that look like one: {likely}" if likely else ""
+    return f"{has}; the rewards read {wanted} of it. Name its column in columns.reference{hint}"
+
+
+def _likely(values: Mapping[str, Any], lacks: list[str]) -> Iterator[str]:
+    """Names of columns, and of fields inside them, that may hold a reference."""
+    for name, value in values.items():
+        if is_empty(value):
+            continue
+        held = parsed_object(value)
+        inner = cast("dict[str, Any]", held) if isinstance(held, dict) else {}
+        fields = [each for each in inner if _LOOKS_LIKE.search(each.lower()) or each in lacks]
+        yield from (f"{name}.{each}" for each in fields)
+        if not fields and (name in ANSWERS or _LOOKS_LIKE.search(name.lower())):
+            yield name
+
+
+def exact(value: Any) -> Any:
+    """Whole numbers of more than 64 bits as text: not everything that a rollout passes through
+    keeps their digits. Raises BadRow for what is no JSON, as dates are."""
+    if isinstance(value, dict):
+        return {name: exact(each) for name, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [exact(each) for each in cast("list[Any]", value)]
+    if value is not None and not isinstance(value, str | int | float):
+        raise BadRow(
+            Reason.COLUMNS,
+            f"holds {kind_of(value)}, which is no JSON; write it as text",
+        )
+    is_large = isinstance(value, int) and not _LEAST_INT <= value <= _MOST_INT
+    return str(value) if is_large else value
+
+
+def _matched(value: Any, pattern: str, name: str) -> str:
+    text = value_text(value) if isinstance(value, str | int | float) else str(value)
+    found = list(re.finditer(pattern, text))
+    if not found:
+        raise BadRow(Reason.REFERENCE, f"{name}: {text[-40:]!r} has no match of {pattern!r}")
+    return (found[-1].group(1) if found[-1].re.groups else found[-1].group()).strip()

@@ -1,0 +1,250 @@
+"""Device memory of a trainer's rank at its largest, from the model's shape and the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from engines.megatron.spec import Parallel
+from engines.memory.activations import (
+    NOTHING,
+    Recompute,
+    kept_values,
+    micro_batches_in_flight,
+    working_values,
+)
+from engines.memory.loss import LossMemory, Place, loss_memory
+from engines.memory.model_size import ModelSize
+
+RUNTIME_BYTES: dict[Place, int] = {"cpu": 0, "cuda": 4 * 10**9}
+"""what a GPU holds of a process beside its tensors: CUDA's context, kernels and cuBLAS' workspaces,
+NCCL's buffers, cracks between the allocator's blocks. An allowance: no GPU was at hand to measure.
+On a CPU a process has its code in the host's memory anyway"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """Of one rank, in bytes, at the moment when it holds most."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    copies: int
+    activations: int
+    """of the moment with most of them, the loss's own memory included"""
+    runtime: int
+    offloaded: int = 0
+    """of the optimizer, in the host's memory for good"""
+
+    @property
+    def total(self) -> int:
+        return self.state + self.activations + self.runtime
+
+    @property
+    def state(self) -> int:
+        """What outlives a step."""
+        return self.weights + self.gradients + self.optimizer + self.copies
+
+    def host_bytes(self, *, sleeps: bool) -> int:
+        """What a rank on a GPU takes of its host's memory at most: a checkpoint's copy until it is
+        written, what is offloaded, and the place of what sleeps, which it keeps once it slept."""
+        asleep = self.weights + self.optimizer + self.copies if sleeps else 0
+        return asleep + self.offloaded + self.weights + self.optimizer + self.offloaded
+
+
+def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> TrainerMemory:
+    """Of the rank that needs most: one of the first or of the last pipeline stage."""
+    stages = {0, needs.layout.pp - 1}
+    return max((_of_stage(size, needs, s) for s in stages), key=lambda memory: memory.total)
+
+
+def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory:
+    layout = needs.layout
+    held = rank_weights(size, layout, stage)
+    # The optimizer's state is sharded over all ranks that hold the same weights.
+    replicas = layout.dp * layout.cp
+    expert_replicas = layout.tp * replicas / (layout.expert_tp * layout.ep)
+    sharded = held.dense / replicas + held.experts / max(expert_replicas, 1)
+    weights = held.all * needs.value_bytes
+    on_device = ceil(sharded * needs.state.on_device(needs.precision))
+    whole = replace(needs.state, share_on_device=1.0)
+    return TrainerMemory(
+        weights=weights,
+        gradients=held.all * needs.state.gradient,
+        optimizer=on_device,
+        copies=needs.copies * weights,
+        activations=ceil(largest_moment(size, needs, stage)),
+        runtime=RUNTIME_BYTES[needs.place],
+        offloaded=ceil(sharded * whole.on_device(needs.precision)) - on_device,
+    )
+
+
+_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """Of each weight, in bytes."""
+
+    gradient: int = 4
+    """gradients are summed in fp32, unless `grad_reduce_in_fp32` is false"""
+    moments: int = 8
+    """two of them"""
+    main: int = 4
+    """the optimizer's own copy of weights that are not fp32"""
+    share_on_device: float = 1.0
+    """of moments and copies; the rest is in host memory"""
+
+    def on_device(self, precision: str) -> float:
+        """Of moments and, where fp32 weights are not the copy themselves, copies."""
+        main = 0 if precision == "fp32" else self.main
+        return (self.moments + main) * self.share_on_device
+
+
+IN_FP32 = OptimizerState()
+
+
+def optimizer_state(precision: str, options: Mapping[str, Any]) -> OptimizerState:
+    """From `trainer.megatron`. Example: {"use_precision_aware_optimizer": True,
+    "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}."""
+    in_fp32 = options.get("grad_reduce_in_fp32", True)
+    is_offloaded = options.get("optimizer_cpu_offload")
+    return OptimizerState(
+        gradient=4 if in_fp32 else _BYTES[precision],
+        share_on_device=1 - (options.get("optimizer_offload_fraction") or 0) if is_offloaded else 1,
+    )
+
+
+VALUE_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerNeeds:
+    layout: Parallel
+    precision: str
+    tokens: int
+    """in a rank's micro-batch at most"""
+    recompute: Recompute = NOTHING
+    copies: int = 0
+    """further sets of weights: one for the reference, one for each teacher"""
+    place: Place = "cuda"
+    state: OptimizerState = IN_FP32
+
+    @property
+    def value_bytes(self) -> int:
+        """Of a weight and of an activation."""
+        return VALUE_BYTES[self.precision]
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Of one rank."""
+
+    dense: int
+    """all but the routed experts'; every data-parallel rank has the same ones"""
+    experts: int
+
+    @property
+    def all(self) -> int:
+        return self.dense + self.experts
+
+
+def layers_of(size: ModelSize, layout: Parallel) -> int:
+    """Layers of one pipeline stage; of the largest, where they are not even."""
+    return -(-size.num_layers // layout.pp)
+
+
+def rank_weights(size: ModelSize, layout: Parallel, stage: int) -> RankWeights:
+    """Of a rank of pipeline stage `stage`.
+
+    The first stage has the embedding, the last one the output layer and the last norm. Where the
+    two are tied and lie on different stages, both hold them.
+    """
+    share = layers_of(size, layout) / size.num_layers
+    is_first, is_last = stage == 0, stage == layout.pp - 1
+    tops = is_first + (is_last and not size.has_value_head and not (is_first and size.is_tied))
+    dense = share * (size.split_weights / layout.tp + size.whole_weights)
+    dense += tops * size.vocab * size.hidden / layout.tp
+    if is_last:
+        dense += size.hidden + (size.hidden + 1 if size.has_value_head else 0)
+    experts = share * size.expert_weights / (layout.expert_tp * layout.ep)
+    return RankWeights(round(dense), round(experts))
+
+
+def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
+    """Bytes, on a rank of this pipeline stage."""
+    moments = [_in_backward(size, needs, stage)]
+    if stage == needs.layout.pp - 1:
+        moments += _at_loss(size, needs, stage)
+    if stage == 0:
+        moments.append(_at_embedding(size, needs))
+    if needs.place == "cpu":
+        # gloo sums gradients over ranks in a copy of all of them; NCCL does it in their place.
+        moments.append(rank_weights(size, needs.layout, stage).all * needs.state.gradient)
+    return max(moments)
+
+
+def _in_backward(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
+    """In the last layer's backward pass, with all other values still there."""
+    layers, again = layers_of(size, needs.layout), needs.recompute
+    others = (micro_batches_in_flight(needs.layout, stage) - 1) * _waiting(size, needs)
+    kept = again.whole_layers(layers) * _layer(size, needs) + _inputs(size, needs)
+    working = working_values(size, again) * _value_of_all_tokens(needs)
+    # The gradient of gate and up, until it is added to the others.
+    matrix = 2 * size.ffn * size.hidden * needs.value_bytes / needs.layout.tp
+    return others + kept + working + matrix + _pending(size, needs)
+
+
+def _at_loss(size: ModelSize, needs: TrainerNeeds, stage: int) -> Iterator[float]:
+    if size.has_value_head:
+        return
+    loss = _loss(size, needs)
+    # With sequence parallelism the rows are chosen from the whole sequence.
+    whole = needs.tokens * size.hidden * needs.value_bytes if needs.layout.tp > 1 else 0
+    yield _waiting(size, needs) + whole + loss.backward
+    if needs.copies:
+        # The policy's own weights wait beside the frozen model's.
+        own = rank_weights(size, needs.layout, stage).all * needs.value_bytes
+        yield own + _layer(size, needs) + whole + loss.scoring
+
+
+def _at_embedding(size: ModelSize, needs: TrainerNeeds) -> float:
+    return _embedding(size, needs) + _pending(size, needs) + _layer(size, needs)
+
+
+def _waiting(size: ModelSize, needs: TrainerNeeds) -> float:
+    """What a micro-batch keeps between its passes."""
+    layers, again = layers_of(size, needs.layout), needs.recompute
+    return again.untouched_layers(layers) * _layer(size, needs) + _inputs(size, needs)
+
+
+def _layer(size: ModelSize, needs: TrainerNeeds) -> float:
+    values = kept_values(size, needs.recompute, needs.layout.cp)
+    return values * _value_of_all_tokens(needs)
+
+
+def _inputs(size: ModelSize, needs: TrainerNeeds) -> float:
+    kept = needs.recompute.inputs_kept(layers_of(size, needs.layout))
+    return kept * size.hidden * _value_of_all_tokens(needs)
+
+
+def _value_of_all_tokens(needs: TrainerNeeds) -> float:
+    """Bytes of one value of each of a rank's tokens, shared out over tensor-parallel ranks."""
+    return needs.tokens * needs.value_bytes / needs.layout.tp
+
+
+def _embedding(size: ModelSize, needs: TrainerNeeds) -> float:
+    return size.vocab * size.hidden * needs.value_bytes / needs.layout.tp
+
+
+def _pending(size: ModelSize, needs: TrainerNeeds) -> float:
+    """The output layer's gradient waits for the embedding's where both are one weight."""
+    return _embedding(size, needs) if size.is_tied and needs.layout.pp == 1 else 0.0
+
+
+def _loss(size: ModelSize, needs: TrainerNeeds) -> LossMemory:
+    """With every token trained on."""
+    vocab = ceil(size.vocab / needs.layout.tp)
+    return loss_memory(needs.tokens, size.hidden, vocab, needs.value_bytes, needs.place)

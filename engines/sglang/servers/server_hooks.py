@@ -1,0 +1,121 @@
+"""Hooks into SGLang for every server, with or without CUDA.
+
+Its sockets and shared memory bear names that identify the server: SGLang names them at random and
+removes none of them, so a server that ended would leave files that nobody can tell from a living
+one's.
+
+Its ranks meet on loopback: they are all on one host, and the rendezvous knows no key.
+
+Memory that a publish was read from stays mapped: to map it anew takes as long as to copy it, and a
+trainer sends from the same memory each time. Memory of a GPU has been copied when a rank is done
+with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from engines.rendezvous import tcp_store
+from infra.access import LOOPBACK
+from infra.processes.leftovers import claim_private_folder, trace_name
+
+_NAMES_OF_SHARED_MEMORY = (
+    "sglang.srt.distributed.device_communicators.shm_broadcast.make_shm_name",
+    "sglang.srt.distributed.parallel_state.make_shm_name",
+)
+
+
+def install_shared_names() -> None:
+    """Have what ranks of a server with several devices share named after the server as well."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target in _NAMES_OF_SHARED_MEMORY:
+        HookRegistry.register(target, _shared_memory_name, HookType.REPLACE)
+
+
+def _shared_memory_name(kind: str) -> str:
+    """Every process of a server keeps its temporary files in the folder that `adopt` claimed."""
+    return f"{Path(tempfile.gettempdir()).name}_{kind}_{os.getpid()}_{secrets.token_hex(4)}"
+
+
+def adopt() -> None:
+    """From now on this process, and those that it starts, leave traces under its own name only."""
+    from sglang.srt.server_args import PortArgs
+
+    claim_private_folder()
+    name = trace_name(os.getpid())
+    stock = PortArgs.init_new
+
+    def init_new(*arguments: Any, **options: Any) -> PortArgs:
+        ports = stock(*arguments, **options)
+        ports.instance_id = name
+        return ports
+
+    PortArgs.init_new = staticmethod(init_new)
+
+
+_RENDEZVOUS = "sglang.srt.distributed.bootstrap._resolve_dist_init_method"
+
+
+def install_rendezvous() -> None:
+    """Hook SGLang and this process's torch; for any host, with or without CUDA."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_RENDEZVOUS, _on_loopback, HookType.AROUND)
+    # By name: the package has a function that is called as this module is.
+    vars(import_module("torch.distributed.rendezvous"))["_create_c10d_store"] = _store
+
+
+def _on_loopback(stock: Callable[..., str], *, dist_port: int) -> str:
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().nnodes > 1:
+        return stock(dist_port=dist_port)
+    return f"tcp://{LOOPBACK}:{dist_port}"
+
+
+def _store(
+    hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
+) -> Any:
+    return tcp_store(hostname, port, rank, world_size, timeout)
+
+
+_UPDATE = (
+    "sglang.srt.model_executor.model_runner_components.weight_updater"
+    ".WeightUpdater._update_weights_from_flattened_bucket"
+)
+_MAPPED_BUCKETS = 2
+"""buckets that a transport sends in turn"""
+_mapped: deque[Any] = deque(maxlen=_MAPPED_BUCKETS)
+
+
+def install_mapped_weights() -> None:
+    """Hook SGLang; torch opens memory again only if nothing of this process has it open."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_UPDATE, _keeping, HookType.AROUND)
+
+
+def _keeping(
+    stock: Callable[..., Any], updater: Any, *, flattened_tensor_bucket_dict: dict[str, Any]
+) -> Any:
+    flat = flattened_tensor_bucket_dict["flattened_tensor"]
+    storage = flat.untyped_storage()
+    if flat.device.type == "cpu" and all(s.data_ptr() != storage.data_ptr() for s in _mapped):
+        _mapped.append(storage)
+    done = stock(updater, flattened_tensor_bucket_dict=flattened_tensor_bucket_dict)
+    if flat.device.type == "cuda":
+        import torch
+
+        # Copies are only queued. Each rank waits for its own, then SGLang's ranks wait for each
+        # other, and only then the first one answers: the bucket's memory may be used again.
+        torch.cuda.current_stream().synchronize()
+    return done

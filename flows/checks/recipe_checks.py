@@ -1,0 +1,170 @@
+"""What a schema cannot see: names, hook paths, layouts. Runs before any job is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from flows.checks.data import message_file_cautions, message_file_problems, seen_before_cautions
+from flows.checks.engines import folder_cautions, folder_problems, value_problems
+from flows.checks.hook_checks import hook_problems
+from flows.checks.memory.fit import memory_cautions, memory_problems, size_notes
+from flows.checks.servers import (
+    determinism_notes,
+    determinism_problems,
+    served_problems,
+    sharing_problems,
+)
+from flows.checks.store_checks import store_cautions, store_problems
+from flows.checks.trial.findings import findings_of
+from flows.checks.trial.request import request_of
+from flows.explain import nearest
+from flows.plan import BASE, MODEL, PlannedStage
+from flows.post_train import UNIFIED, plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tasks.domain import Domain, RewardSpec, ScoredDomain
+from tasks.rl.spec import GroupFilterSpec
+from tasks.stage import StageSpec
+from tasks.stage_kinds import PATH_KINDS
+
+
+def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = False) -> None:
+    """Raise one `InputError` that lists everything wrong with the recipe as this plan uses it.
+
+    `again` tries the user's parts even if they were found good before.
+    """
+    problems = [*_names(recipe), *value_problems(recipe, plan), *store_problems(recipe)]
+    hooks = list(hook_problems(recipe.hooks, recipe.data))
+    problems += hooks
+    if not hooks:  # parts can only be tried once their files are there
+        problems += findings_of(request_of(recipe, plan), again=again).problems
+    problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
+    problems += [*_resources(recipe, plan), *served_problems(recipe, plan)]
+    problems += _options(recipe, plan)
+    problems += [*_time_limits(plan), *memory_problems(recipe, plan)]
+    problems += determinism_problems(recipe, plan)
+    if problems:
+        lines = "\n".join(f"  {line}" for line in dict.fromkeys(problems))
+        raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
+
+
+def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """What can run and will hardly do what it was meant for."""
+    from flows.checks.engines import algorithm_cautions
+
+    yield from store_cautions(recipe)
+    yield from findings_of(request_of(recipe, plan)).cautions
+    yield from _teachers_of_noise(recipe, plan)
+    yield from folder_cautions(plan)
+    yield from message_file_cautions(recipe, plan)
+    yield from seen_before_cautions(recipe, plan)
+    yield from memory_cautions(recipe, plan)
+    for stage in plan:
+        yield from algorithm_cautions(stage)
+
+
+def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """What was decided where the recipe leaves a choice: whether the base thinks, by domain, and
+    what a resumed run promises."""
+    yield from determinism_notes(recipe)
+    yield from size_notes(recipe, plan)
+    yield from findings_of(request_of(recipe, plan)).notes
+
+
+def _teachers_of_noise(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    for stage in plan:
+        if stage.spec.has_teachers and stage.inputs["model"] == BASE and recipe.base.random:
+            yield (
+                f"{stage.where}: starts from the base, which is random here: its answers hold"
+                " nothing that a teacher could correct; put `distill` and `sft` before it"
+            )
+
+
+def _names(recipe: Recipe) -> Iterator[str]:
+    domains = {domain.name: domain for domain in recipe.domains}
+    if recipe.base.random is not None and not domains:
+        yield (
+            "base.random: its tokenizer is trained on the domains' text, and no expert has a"
+            " `domain`; write one, or start from a `folder`"
+        )
+    for key, expert in recipe.experts.items():
+        if expert.domain is None:
+            if recipe.unified is not None:
+                yield (
+                    f"experts.{key}.domain: is missing; `unified` learns of the experts by their"
+                    " domains"
+                )
+            continue
+        name = expert.domain.name
+        if recipe.unified is not None and name != key:
+            yield (
+                f"experts.{key}.domain.name: leave it out, or say `{key}` as its key does: what"
+                " `unified` learns of a domain comes from the expert of that name"
+            )
+        if expert.domain != domains[name]:
+            yield f"experts.{key}.domain: has the name {name}, which another domain already has"
+
+
+def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    pool = recipe.resources
+    # A recipe serves several flows and changes: what another would run may be named as well.
+    owners = [*recipe.experts, UNIFIED]
+    other = [f"{owner}-{kind}" for owner in owners for kind in PATH_KINDS]
+    names = dict.fromkeys([*(s.name for s in [*plan, *plan_post_train(recipe)]), *other])
+    again = re.compile(rf"({'|'.join(other)})-[1-9]\d*")
+    for name in pool.stages:
+        if name not in names and not again.fullmatch(name) and not name.startswith(MODEL):
+            yield f"resources.stages.{name}: no such stage{nearest(name, names)}"
+    for stage in plan:
+        world, servers = stage.resources.trainer.world_size, stage.resources.servers
+        what = f"its trainer layout needs {world} ranks"
+        if stage.critic is not None:
+            world += stage.critic.world_size
+            what = f"its trainer and critic need {world} ranks together"
+        if world > pool.trainer_ranks:
+            yield f"stage {stage.name}: {what}, resources.trainer_ranks is {pool.trainer_ranks}"
+        named = pool.stages.get(stage.name)
+        if named is not None and named.critic is not None and stage.critic is None:
+            yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
+        yield from sharing_problems(stage)
+        asked = sum(stage.resources.of_role(name).servers for name in stage.roles)
+        if servers + asked > pool.servers:
+            beside = f" and {asked} of its roles" if asked else ""
+            yield (
+                f"stage {stage.name}: {servers} servers{beside}, but resources.servers is"
+                f" {pool.servers}"
+            )
+
+
+def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
+    """A stage must not count as standing still while a part may still answer."""
+    for stage in plan:
+        bound = stage.resources.stall_seconds
+        for named in _timed(stage.spec):
+            if named.timeout_s >= bound:
+                yield (
+                    f"stage {stage.name}: {named.name} may take timeout_s {named.timeout_s:g},"
+                    f" and the stage counts as hung after stall_seconds {bound:g}: raise the"
+                    " latter in resources, or lower the former"
+                )
+
+
+def _timed(spec: StageSpec) -> Iterator[Domain | ScoredDomain | RewardSpec | GroupFilterSpec]:
+    for domain in spec.sampled_domains:
+        yield domain
+        yield from domain.rewards if isinstance(domain, Domain) else domain.outcomes
+    for part in spec.rollout_parts.values():
+        if isinstance(part, GroupFilterSpec):
+            yield part
+
+
+def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """Algorithms that cannot be, options passed through to the engines, and layouts that the
+    model does not divide into."""
+    from flows.checks.engines import algorithm_problems, fleet_problems, trainer_problems
+
+    for stage in plan:
+        yield from trainer_problems(recipe, stage)
+        yield from fleet_problems(stage)
+        yield from algorithm_problems(stage)

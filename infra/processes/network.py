@@ -1,0 +1,76 @@
+"""Free TCP ports, and what is reached without a proxy.
+
+HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are for the outside and stay as they are; NO_PROXY gets the
+addresses of this machine and of the stack in addition to what is in it. Programs read either
+spelling, so both are set.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Collection
+from importlib.util import find_spec
+
+# Below the kernel's ephemeral range, so no outgoing connection takes one between choice and use;
+# above Ray's default worker range, so another person's Ray does not either.
+_LOWEST, _HIGHEST = 20_000, 32_000
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there now, on any address of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
+    """`count` different free ports, none of them in `avoid`."""
+    found: list[int] = []
+    for port in random.sample(range(_LOWEST, _HIGHEST), _HIGHEST - _LOWEST):
+        if len(found) == count:
+            break
+        if port not in avoid and is_free(port):
+            found.append(port)
+    return found
+
+
+_BYPASS = ("NO_PROXY", "no_proxy")
+_HERE = ("127.0.0.1", "localhost", "::1")
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "ws_proxy", "wss_proxy"})
+
+
+def bypass_env(*hosts: str) -> dict[str, str]:
+    """NO_PROXY for programs that talk to this machine and to `hosts`."""
+    given = ",".join(os.environ.get(name, "") for name in _BYPASS).split(",")
+    wanted = dict.fromkeys(host for each in (*given, *_HERE, *hosts) if (host := each.strip()))
+    text = "*" if "*" in wanted else ",".join(wanted)
+    return dict.fromkeys(_BYPASS, text)
+
+
+def bypass(*hosts: str) -> None:
+    """The same for this process and what it starts."""
+    os.environ.update(bypass_env(*hosts))
+
+
+def unusable() -> list[str]:
+    """Variables that name SOCKS proxies where httpx has no SOCKS: with them, Prefect's programs do
+    not even reach a server for which there is no proxy."""
+    if find_spec("socksio") is not None:
+        return []
+    return [name for name in _named() if os.environ[name].startswith("socks")]
+
+
+def forget_proxies() -> None:
+    """For a process that talks to our own servers only, whatever their addresses."""
+    for name in _named():
+        del os.environ[name]
+
+
+def _named() -> list[str]:
+    return [name for name in os.environ if name.lower() in _PROXIES]

@@ -1,0 +1,115 @@
+"""What is wrong with a model folder, found without loading its weights: in seconds, from anywhere.
+
+Every line begins with the file, and says what is expected and what to do. What only the values of
+the weights tell is left to the stage that copies them (`tasks/base/import_folder.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from engines.families.common.family import ModelShape
+from engines.families.common.model_config import parse_config
+from engines.families.common.registry import model_shape
+from engines.megatron.convert.dist_folder import is_dist_folder
+from infra.errors import InputError
+from tasks.model_folder.folder_chat import CHAT_FILES, chat_notes, chat_problems, template_text
+from tasks.model_folder.model_files import ModelFiles
+from tasks.model_folder.read_tensors import (
+    StoredTensor,
+    stored_tensors,
+    tensor_problems,
+    unused_tensors,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What one look at a model folder found."""
+
+    config: Mapping[str, Any] | None
+    """its config.json, if it describes a model that can be trained"""
+    problems: tuple[str, ...]
+    """why it cannot be used; each begins with the folder or the file"""
+    notes: tuple[str, ...] = ()
+    """what is good to know of it, e.g. what it holds that is not used"""
+    parameters: int = 0
+
+
+def report_model(url: str, template: str | None = None) -> ModelReport:
+    """Look at the folder at `url` (a path or any fsspec URL), as it is used with another chat
+    template if one is named.
+
+    Raises StorageError if it is out of reach from here.
+    """
+    try:
+        text = template_text(template)
+        files = ModelFiles(url)
+    except InputError as error:
+        return ModelReport(None, (str(error),))
+    problems: list[str] = []
+    config, shape = _config(files, problems)
+    is_dist = is_dist_folder(files.sizes)
+    tensors = None if is_dist else _tensors(files, problems)
+    if shape is not None and tensors is not None:
+        problems += tensor_problems(files, tensors, shape)
+    with files.on_this_machine(CHAT_FILES) as folder:
+        found = list(chat_problems(folder, shape, text))
+        notes = [] if found else list(chat_notes(folder, text))
+    problems += found
+    place = url.rstrip("/")
+    return ModelReport(
+        config if shape else None,
+        tuple(f"{place}/{line}" for line in dict.fromkeys(problems)),
+        tuple(f"{place}/{line}" for line in (*notes, *unused_tensors(tensors or {}, shape))),
+        _parameters(shape) if is_dist else sum(prod(t.size) for t in (tensors or {}).values()),
+    )
+
+
+def _parameters(shape: ModelShape | None) -> int:
+    """Of a dist_checkpointing folder, whose weights only its import reads."""
+    if shape is None:
+        return 0
+    return sum(prod(tensor.size(shape.axes)) for tensor in shape.expected_tensors())
+
+
+def _config(
+    files: ModelFiles, problems: list[str]
+) -> tuple[Mapping[str, Any] | None, ModelShape | None]:
+    if "config.json" not in files.sizes:
+        what = "give a HF model folder"
+        if is_dist_folder(files.sizes):
+            what = (
+                "make a HF folder of the checkpoint: tributary convert CHECKPOINT DIR --like MODEL"
+            )
+        problems.append(f"config.json: is missing; {what}")
+        return None, None
+    try:
+        config = parse_config(files.read("config.json"))
+        shape = model_shape(config)
+    except InputError as error:
+        problems.append(str(error))
+        return None, None
+    problems += _architecture_problems(config, shape.family.architecture)
+    return config, shape
+
+
+def _architecture_problems(config: Mapping[str, Any], expected: str) -> Iterator[str]:
+    """A classifier or a reward model has the same `model_type` as the model it was made from."""
+    named = config.get("architectures")
+    if named and expected not in (named if isinstance(named, list) else ()):
+        yield (
+            f"config.json: architectures is {named}; {expected} is expected, a language model with"
+            " no other head: give the model that this one was made from"
+        )
+
+
+def _tensors(files: ModelFiles, problems: list[str]) -> dict[str, StoredTensor] | None:
+    try:
+        return stored_tensors(files)
+    except InputError as error:
+        problems.append(str(error))
+        return None

@@ -1,0 +1,105 @@
+"""Where a stage stands in a path: what its kind builds its spec and its inputs from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engines.types import Split
+from infra.errors import InputError
+from tasks.domain import CurriculumSpec, Domain
+from tasks.stage import admitted_role
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedBy:
+    """The stage that admitted problems, and which it tried."""
+
+    stage: str
+    splits: Sequence[Split]
+    curricula: Sequence[CurriculumSpec]
+    """of the path's domains, as they were there"""
+    pools: Sequence[str] = ()
+    """of a `screen`: those that it keeps"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Models and data are named by the stages that make them.
+
+    Example: Place(0, [agent], base="base", model="agent-rl") for what follows an expert's RL
+    """
+
+    seed: int
+    domains: Sequence[Domain]
+    """what the path is about, as this stage sees it; none for an expert without a domain"""
+    base: str
+    """the recipe's base model"""
+    model: str
+    """what the stages before it made of the base; the base at the start, and after `distill`"""
+    data: str = ""
+    """the dataset of the `distill` before it, as long as nothing was trained since; else empty"""
+    rollouts: str = ""
+    """the groups of the `rollout` before it, as long as nothing was trained since; else empty"""
+    experts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """in the unified model's path: the experts' last models, by their domains' names"""
+    start: int = 0
+    """position of the first problem that no earlier stage of its kind in this path has drawn"""
+
+    admitted: AdmittedBy | None = None
+    """the last `admit` or `screen` before it"""
+    fit: AdmittedBy | None = None
+    """the last `admit` before it: a `screen` chooses among its problems"""
+    pools: Sequence[str] = ()
+    """those of `admitted` that are drawn; none: all that it keeps"""
+
+    def with_problems(self) -> list[Domain]:
+        """The domains. Raises InputError where there is none."""
+        if not self.domains:
+            raise InputError("it draws problems, and the expert has no `domain`; write one")
+        return list(self.domains)
+
+    def of_pools(
+        self, screens: Mapping[str, AdmittedBy], pools: Mapping[str, Sequence[str]]
+    ) -> Place:
+        """The same where a stage draws only some pools, written by the name of one of the `screens`
+        before it. Raises InputError for one that is not there, or keeps others."""
+        for stage, wanted in pools.items():
+            if stage not in screens:
+                raise InputError(
+                    f"pools: no `screen` before it in its path is called {stage!r}; name one of"
+                    f" {', '.join(screens) or 'none: put a `screen` before it'}"
+                )
+            kept = screens[stage].pools
+            if lacking := [pool for pool in wanted if pool not in kept]:
+                raise InputError(
+                    f"pools: {stage} keeps {' and '.join(kept)}, not {lacking[0]}; write it into"
+                    " that stage's `keep`"
+                )
+            if not wanted or len(set(wanted)) < len(wanted):
+                raise InputError(f"pools: name at least one pool of {stage}, each once")
+            return replace(self, admitted=screens[stage], pools=wanted)
+        return self
+
+    @property
+    def unscreened(self) -> Place:
+        """The same without what a `screen` left out, whose model was another."""
+        return replace(self, admitted=self.fit, pools=())
+
+    def admitted_problems(self, split: Split) -> dict[str, str]:
+        """By role, the stage whose admitted problems are drawn; empty where there is none. Raises
+        InputError where it tried other problems than those that would be drawn."""
+        by = self.admitted
+        if by is None:
+            return {}
+        if split not in by.splits:
+            raise InputError(
+                f"it draws problems of the split `{split}`, of which {by.stage} admits none; write"
+                f" `{split}: NUMBER` in that stage's `problems`"
+            )
+        if [domain.curriculum for domain in self.domains] != list(by.curricula):
+            raise InputError(
+                f"{by.stage} admitted problems of other curriculum options than those here; put"
+                " another stage of its kind before it, with `curriculum_options` beside that one"
+            )
+        return {admitted_role(self.pools): by.stage}

@@ -1,0 +1,307 @@
+"""What an RL stage remembers: its progress, its totals, a gallery, and how to continue."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from engines.algorithms.parts import Need
+from engines.rollout.consumer import StepResult
+from engines.rollout.evaluator import Evaluated
+from engines.rollout.metrics import (
+    Alarms,
+    StopRule,
+    first_samples,
+    mean,
+    most_frequent_reason,
+    step_metrics,
+)
+from engines.rollout.records.gallery import Gallery, ShownSteps, first_of
+from engines.rollout.records.journals import Notes
+from engines.rollout.records.last_steps import LastSteps
+from engines.sglang.in_flight import ServerUse
+from engines.types import Sample
+from tasks.domain_verdicts import SOLVED, Verdicts
+from tasks.rl.counts import RlCounts, Sums, warnings_of
+from tasks.rl.curve import Curve, ScorePoint, point_metrics, score_points
+from tasks.series import Series, thinned
+from tasks.stage import Reporter
+from tasks.updates import Updates
+
+_STATE_FILE = "state.json"
+_TOTALS = (
+    "generate_seconds",
+    "train_seconds",
+    "train_cpu_seconds",
+    "critic_cpu_seconds",
+    "publish_seconds",
+    "trainer_idle_seconds",
+    "servers_idle_seconds",
+    "generated_tokens",
+    "unused_tokens",
+    "train_tokens",
+)
+_SHOWN = 4
+"""number of held-out problems of a domain whose first rollout is kept for browsing"""
+_EVALUATION = "evaluation after step "
+"""label of its rollouts, before the step"""
+_CURVES = (
+    "outcome_mean",
+    "reward_mean",
+    "entropy",
+    "kl_k3",
+    "teacher_kl",
+    "grad_norm",
+    "clip_fraction",
+    "mismatch_mean",
+    "response_tokens_mean",
+    "truncated_share",
+    "zero_variance_share",
+)
+NEVER = -1
+"""the step of an evaluation that was not made"""
+
+
+class RlRecord:
+    """Follows a run step by step; saved with each checkpoint, restored by a resumed attempt."""
+
+    def __init__(
+        self,
+        *,
+        watch: StopRule,
+        gallery: Gallery,
+        reporter: Reporter,
+        steps: int,
+        notes: Notes,
+    ) -> None:
+        self._watch = watch
+        self._notes = notes
+        self._shown: list[int] = []
+        self._gallery = gallery
+        self._last_steps = LastSteps(gallery.chat)
+        self._shown_evaluations = ShownSteps()
+        self._reporter = reporter
+        self._steps = steps
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._alarms = Alarms()
+        self._sums = {
+            name: Sums()
+            for name in (
+                "outcome_mean", "mismatch_mean", "mismatch_max", "mfu", "mfu_stated", "teacher_kl",
+            )
+        }  # fmt: skip
+        self._unsaved: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
+        self.series = Series(_CURVES)
+        self.counts = RlCounts()
+        self.updates = Updates()
+        self.verdicts = Verdicts()
+        self.step = 0
+        self.version = 0
+        self.solved = False
+
+    def observe(self, result: StepResult, servers: ServerUse, devices: Mapping[str, float]) -> None:
+        """Take one step in and report it, with what is to be said of its devices. Raises
+        TrainingStopped when a bound is broken."""
+        metrics = (
+            step_metrics(result)
+            | dict(devices)
+            | {
+                "servers_idle_seconds": servers.idle_seconds,
+                "turns_in_flight_mean": servers.mean_turns,
+                "turns_in_flight_max": float(servers.most_turns),
+            }
+        )
+        self.step, self.version = result.step, result.version
+        for name in _TOTALS:
+            self._totals[name] += metrics.get(name, 0.0)
+        for name, sums in self._sums.items():
+            if name in metrics:
+                sums.add(metrics[name])
+        self.series.observe(result.step, metrics)
+        self.counts.observe(result)
+        self.verdicts.observe(result.sampled.groups)
+        is_solved = metrics.get("outcome_mean", 0.0) >= SOLVED
+        if result.trained or not (result.critic or is_solved):
+            self.updates.observe(result.trained)
+        shown = result.shown_groups
+        self._last_steps.add(result.step, shown, self._gallery, result.logprobs)
+        self._report(result.step, metrics)
+        self._reporter.progress(
+            result.step,
+            self._steps,
+            f"outcome {metrics.get('outcome_mean', self._last_outcome):.3f}, "
+            f"{len(result.groups)} of {result.wanted} groups",
+        )
+        for alarm in self._alarms.observe(result.step, metrics):
+            self._reporter.warn(alarm)
+        reason = most_frequent_reason(first_samples(result.sampled.groups))
+        if reason:
+            self._reporter.warn(f"step {result.step}: samples failed: {reason}")
+        for fault in filter(None, (result.sampled.filter_fault, result.buffer_fault)):
+            self._reporter.warn(f"step {result.step}: {fault}")
+        self.solved = self._watch.observe(result.step, metrics, reason)
+        self.verdicts.require_some(result.step, self._watch.max_failed_share)
+
+    def conclude(self, needs: Collection[Need]) -> None:
+        """At the end of the stage: keep what a person must know of its result; `needs` are the
+        advantage's. Raises TrainingStopped where nothing was trained."""
+        said = warnings_of(self.updates, self.verdicts, self.counts.filtered, self.series, needs)
+        for warning in said:
+            self._reporter.keep_warning(warning)
+
+    def evaluated(self, evaluated: Evaluated, held_seconds: float) -> None:
+        """Take scores on held-out problems in and report them; the publish waited so long."""
+        points = score_points(evaluated)
+        shown: list[Sample] = []
+        for domain, groups in evaluated.groups.items():
+            self._held_out[domain] = thinned([*self._held_out[domain], points[domain]])
+            shown += first_of([s for group in groups[:_SHOWN] for s in group[0].samples])
+        if self._shown_evaluations.take(evaluated.step, sum(len(s.tokens) for s in shown)):
+            self._gallery.add(f"{_EVALUATION}{evaluated.step}", shown)
+        times = {"eval_seconds": evaluated.seconds, "eval_held_seconds": held_seconds}
+        self._report(evaluated.step, point_metrics(points) | times)
+
+    @property
+    def last_evaluated(self) -> int:
+        """The step of the newest scores on held-out problems."""
+        return max((p[-1].step for p in self._held_out.values()), default=NEVER)
+
+    @property
+    def curve(self) -> Curve:
+        """Of the steps so far; in a long stage of some of them."""
+        return Curve(training=dict(self.series.points("outcome_mean")), held_out=self._held_out)
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        self._unsaved[step] |= metrics
+        self._reporter.metrics(step, metrics)
+
+    def checkpointed(self, seconds: float) -> None:
+        """Take in how long checkpoints stopped the run."""
+        self._totals["checkpoint_seconds"] += seconds
+
+    def summary(self) -> dict[str, float]:
+        """The artifact's metrics. Times in seconds, summed over all attempts."""
+        totals, sums = self._totals, self._sums
+        return {
+            "steps": float(self.step),
+            "version": float(self.version),
+            "solved": float(self.solved),
+            **sums["outcome_mean"].ends("outcome"),
+            "mismatch_mean": sums["mismatch_mean"].mean,
+            "mismatch_max": sums["mismatch_max"].most,
+            "mfu": sums["mfu"].mean,
+            "generate_tokens_per_s": _rate(totals, "generated_tokens", "generate_seconds"),
+            "train_tokens_per_s": _rate(totals, "train_tokens", "train_seconds"),
+            "checkpoint_seconds": totals["checkpoint_seconds"],
+            **{name: totals[name] for name in _TOTALS},
+            **self._stated(),
+            **sums["teacher_kl"].ends("teacher_kl"),  # where there are teachers
+            **self._scores(),
+        }
+
+    def _stated(self) -> dict[str, float]:
+        """Of the data sheet's peak, where the device has one."""
+        stated = self._sums["mfu_stated"]
+        return {"mfu_stated": stated.mean} if stated.count else {}
+
+    def _scores(self) -> dict[str, float]:
+        """On held-out problems at either end, mean over domains, where any were scored."""
+        curves = [list(self.curve.outcomes(domain).values()) for domain in self._held_out]
+        if not curves or not all(curves):
+            return {}
+        return {
+            "eval_outcome_first": mean(outcomes[0] for outcomes in curves),
+            "eval_outcome_last": mean(outcomes[-1] for outcomes in curves),
+        }
+
+    @property
+    def score(self) -> float:
+        """What makes one checkpoint better than another: the last mean outcome."""
+        return self._last_outcome
+
+    @property
+    def _last_outcome(self) -> float:
+        return self._watch.outcomes[-1] if self._watch.outcomes else 0.0
+
+    def write_rollouts(self, folder: Path) -> None:
+        """Write samples of steps, and all rollouts of the last ones, as `rollouts.parquet`."""
+        # of one number, the newest attempt's is last
+        earlier = (self._notes.notes("shown", step, step)[-1] for step in self._shown)
+        rows = chain(earlier, [self._gallery.encoded()], self._last_steps.written())
+        statement = self._last_steps.statement
+        Gallery(self._gallery.chat).write(folder, rows, statement, self._is_shown)
+
+    def _is_shown(self, label: str) -> bool:
+        """Whether rollouts of this label, which were when they were noted, still are."""
+        step = int(label.rpartition(" ")[2])
+        if label.startswith(_EVALUATION):
+            return step in self._shown_evaluations.tokens
+        return self._last_steps.has(step)
+
+    def save(self, folder: Path) -> Callable[[], None]:
+        """Write what `restore` needs into a checkpoint's folder. -> what writes the last steps'
+        rollouts there and notes those shown since the checkpoint before, in a thread while the next
+        steps add theirs."""
+        if len(self._gallery):
+            self._shown.append(self.step)
+        state = {
+            "step": self.step,
+            "version": self.version,
+            "shown": self._shown,
+            "shown_steps": self._last_steps.earlier.state(),
+            "shown_evaluations": self._shown_evaluations.state(),
+            "history": self._watch.history(),
+            "totals": self._totals,
+            "sums": {name: asdict(sums) for name, sums in self._sums.items()},
+            "metrics": self._unsaved,
+            "series": self.series.state(),
+            "counts": self.counts.state(),
+            "updates": self.updates.state(),
+            "verdicts": self.verdicts.state(),
+            "held_out": {
+                domain: [point.model_dump() for point in points]
+                for domain, points in self._held_out.items()
+            },
+        }
+        (folder / _STATE_FILE).write_text(json.dumps(state))
+        self._unsaved = defaultdict(dict)
+        last = partial(LastSteps.save, self._last_steps.snapshot(), folder)
+        return partial(self._write_shown, self.step, self._gallery.take(), last)
+
+    def _write_shown(self, step: int, rows: Gallery, last: Callable[[], None]) -> None:
+        if len(rows):
+            self._notes.note("shown", step, rows.encoded())
+        last()
+
+    def restore(self, folder: Path) -> None:
+        """Take a checkpoint's record up, and report the steps since the one before it again:
+        points still on their way when the attempt was killed would be missing otherwise, and the
+        tracker drops those it has."""
+        state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
+        self.step, self.version = state["step"], state["version"]
+        self._watch.restore(state["history"])
+        self._totals.update(state["totals"])
+        self._sums = {name: Sums(**sums) for name, sums in state["sums"].items()}
+        self._shown = state["shown"]
+        self._last_steps.restore(folder)
+        self._last_steps.earlier = ShownSteps.of_state(state["shown_steps"])
+        self._shown_evaluations = ShownSteps.of_state(state["shown_evaluations"])
+        self.series.restore(state["series"])
+        self.counts.restore(state["counts"])
+        self.updates.restore(state["updates"])
+        self.verdicts.restore(state["verdicts"])
+        for domain, points in state["held_out"].items():
+            self._held_out[domain] = [ScorePoint.model_validate(point) for point in points]
+        for step, values in state["metrics"].items():
+            self._reporter.metrics(int(step), values)
+
+
+def _rate(totals: dict[str, float], tokens: str, seconds: str) -> float:
+    return totals[tokens] / totals[seconds] if totals[seconds] else 0.0

@@ -215,8 +215,9 @@ def test_old_drafts_go_and_new_ones_stay(memory: Path) -> None:
 
 
 def test_a_sandbox_that_is_used_stays_and_one_left_by_a_crash_goes(memory: Path) -> None:
-    code = "import os, infra.sandbox.python as s; f = s.scratch_folder(); f.__enter__(); os._exit(0)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    made = "from infra.sandbox.python import scratch_folder as s; f = s(); f.__enter__()"
+    crash = f"import os; {made}; os._exit(0)"
+    subprocess.run([sys.executable, "-c", crash], check=True)
     with scratch_folder() as mine:
         (left,) = _found()
         assert "sandbox" in left.name

@@ -364,9 +364,12 @@ class Training:
         return gathered_tensors(self.network, self.shape, self.layout)
 
     def close(self) -> None:
-        """Give back what other processes keep for this one."""
+        """Give back what other processes keep for this one; the model cannot be used any more."""
         if self._writing is not None:
             self._writing.close()
+        # A mixture keeps its routers' last probabilities, whose graph in C++ holds hooks of this
+        # wrapper, which holds the mixture: a circle that the collector cannot see.
+        vars(self._ddp).clear()
 
     def wait_for_export(self) -> None:
         """Until rank 0 wrote all weights. All ranks call it."""

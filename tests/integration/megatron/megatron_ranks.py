@@ -16,7 +16,8 @@ from infra.hooks import resolve
 from infra.processes.network import free_ports
 
 REPLY_TIMEOUT = 120.0
-MOST_THREADS = 400
+MOST_THREADS = 40
+"""of a rank between jobs; one layout's groups of gloo alone have 48"""
 EACH_LAYOUT = bool(os.environ.get("TRIBUTARY_TEST_EACH_LAYOUT"))
 """all combinations (`make layouts`), or those that say most"""
 ALONE = Parallel()
@@ -91,15 +92,6 @@ class Ranks:
             self._pipes.append(pipe)
             self._processes.append(process)
 
-    def _renew(self, count: int) -> None:
-        """New processes for those in which jobs before have left many threads of gloo's groups:
-        hundreds that wake for nothing cost half of a core."""
-        for rank, process in enumerate(self._processes[:count]):
-            if len(os.listdir(f"/proc/{process.pid}/task")) > MOST_THREADS:
-                process.kill()
-                process.join(10)
-                self._pipes[rank], self._processes[rank] = self._started()
-
     def _started(self) -> tuple[Connection, Any]:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -111,7 +103,6 @@ class Ranks:
         the error of the first rank that had one."""
         world = args.parallel.world_size
         self._grow(world)
-        self._renew(world)
         rendezvous = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         for rank, pipe in enumerate(self._pipes[:world]):
             pipe.send((job, args, rest, rank, rendezvous))
@@ -140,6 +131,7 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         job, args, rest, rank, rendezvous = pipe.recv()
+        trainer = None
         try:
             start_parallel(rank, args.parallel.world_size, rendezvous, args.parallel)
             made = (args.spec, args.optimizer, args.parallel, args.model, args.seed)
@@ -149,7 +141,11 @@ def _serve(pipe: Connection) -> None:
             answer = (None, job(trainer, *rest))
         except Exception as error:
             error.add_note(traceback.format_exc())
-            answer = (error, None)
-        finally:
-            stop_parallel()
+            answer = (error.with_traceback(None), None)
+        if trainer is not None:
+            trainer.close()
+        trainer = None
+        stop_parallel()
+        if answer[0] is None and (left := len(os.listdir("/proc/self/task"))) > MOST_THREADS:
+            answer = (AssertionError(f"a job left {left} threads: its groups are still held"), None)
         pipe.send(answer)

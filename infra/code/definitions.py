@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 from infra.errors import InputError
@@ -63,33 +62,64 @@ class Module:
     package: str
     """that its relative imports start from"""
     is_package: bool
+    names: set[str] = field(default_factory=set[str])
+    """of its definitions, and methods as `Class.method`"""
+    types: set[str] = field(default_factory=set[str])
+    """names that stand for a type that is put together from others"""
     bindings: dict[str, str] = field(default_factory=dict[str, str])
     """dotted names that its imports bind, by the name that they are bound to"""
     bases: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """by class: dotted names, as they are bound here"""
     methods: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """by class: without the validators, which refuse or return what they got"""
+    read: dict[str, Definition] = field(default_factory=dict[str, Definition])
+    """what was asked for so far"""
+    source: bytes = b""
     _statements: dict[str, list[ast.stmt]] = field(default_factory=dict[str, list[ast.stmt]])
-    _read: dict[str, Definition] = field(default_factory=dict[str, Definition])
+    """empty until a definition is read"""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._statements
+        return name in self.names
 
     def definition(self, name: str) -> Definition:
         """The definition of a name or method (`Class.method`), or of `ALL` or `EFFECTS`."""
-        if name not in self._read:
+        if name not in self.read:
             own = name.removesuffix(AS_TYPE)
-            read = _definition(self._statements.get(own, ()), self.package)
-            self._read[name] = read if name == own else replace(read, digest="")
-        return self._read[name]
+            if not self._statements:
+                self.parse()
+            found = _definition(self._statements.get(own, ()), self.package)
+            self.read[name] = found if name == own else replace(found, digest="")
+        return self.read[name]
 
     def is_type(self, name: str) -> bool:
         """Whether a name stands for a type that is put together from others."""
-        statements = self._statements.get(name.removesuffix(AS_TYPE), ())
-        return name != ALL and any(map(_is_type, statements))
+        return name.removesuffix(AS_TYPE) in self.types
 
-    def add(self, name: str, statement: ast.stmt) -> None:
+    def parse(self) -> None:
+        """Find out what the file defines."""
+        tree, self._statements = _tree(self.source), {}
+        for statement in tree.body:
+            self._add(ALL, statement)
+        for statement in _run_when_imported(tree.body):
+            self.bindings |= dict(_bound(statement, self.package))
+            own = _names_bound(statement)
+            for name in own:
+                self._add(name, statement)
+            is_import = isinstance(statement, ast.Import | ast.ImportFrom)
+            if _is_recorded(statement) or (not own and not is_import):
+                self._add(EFFECTS, statement)
+            if isinstance(statement, ast.ClassDef):
+                self.bases[statement.name] = tuple(filter(None, map(_dotted, statement.bases)))
+                methods = list(_methods(statement))
+                self.methods[statement.name] = [method.name for method in methods]
+                for method in methods:
+                    self._add(f"{statement.name}.{method.name}", method)
+
+    def _add(self, name: str, statement: ast.stmt) -> None:
+        self.names.add(name)
         self._statements.setdefault(name, []).append(statement)
+        if name != ALL and _is_type(statement):
+            self.types.add(name)
 
 
 ALL, EFFECTS = "*", "*effects*"
@@ -101,37 +131,25 @@ AS_TYPE = "?"
 nothing"""
 
 
+KNOWN: dict[str, Module] = {}
+"""files that were read, by their package and what they hold: a run asks for the identity of each of
+its stages, and reading them takes seconds"""
+
+
 def read_module(file: Path, name: str) -> Module:
     """The module of that dotted name. Raises InputError for a file that is not Python."""
-    is_package = file.name == "__init__.py"
+    source, is_package = file.read_bytes(), file.name == "__init__.py"
     package = name if is_package else name.rpartition(".")[0]
+    key = f"{package} {is_package:d} {hashlib.sha256(source).hexdigest()}"
+    if (known := KNOWN.get(key)) is not None:
+        known.source = source
+        return known
+    module = Module(package, is_package, source=source)
     try:
-        return _module(file.read_bytes(), package, is_package)
+        module.parse()
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{file} is not Python: {error}") from error
-
-
-@cache
-def _module(source: bytes, package: str, is_package: bool) -> Module:
-    """A run asks for the identity of each of its stages, and reading these files takes seconds."""
-    module = Module(package, is_package)
-    tree = _tree(source)
-    for statement in tree.body:
-        module.add(ALL, statement)
-    for statement in _run_when_imported(tree.body):
-        module.bindings |= dict(_bound(statement, package))
-        own = _names_bound(statement)
-        is_recorded = _is_recorded(statement)
-        for name in own:
-            module.add(name, statement)
-        if is_recorded or (not own and not isinstance(statement, ast.Import | ast.ImportFrom)):
-            module.add(EFFECTS, statement)
-        if isinstance(statement, ast.ClassDef):
-            module.bases[statement.name] = tuple(filter(None, map(_dotted, statement.bases)))
-            module.methods[statement.name] = []
-            for method in _methods(statement):
-                module.methods[statement.name].append(method.name)
-                module.add(f"{statement.name}.{method.name}", method)
+    KNOWN[key] = module
     return module
 
 

@@ -367,8 +367,7 @@ class Training:
         """Give back what other processes keep for this one; the model cannot be used any more."""
         if self._writing is not None:
             self._writing.close()
-        # A mixture keeps its routers' last probabilities, whose graph in C++ holds hooks of this
-        # wrapper, which holds the mixture: a circle that the collector cannot see.
+        # A mixture keeps its last probabilities, whose graph in C++ holds this wrapper's hooks.
         vars(self._ddp).clear()
 
     def wait_for_export(self) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
+from infra.code import definitions, kept_definitions
 from infra.code.digest import canonical_json, content_of, digest_of
 from infra.code.identity import CodeIdentity, code_identity
 from infra.config import RESULT_NEUTRAL, Choice, Config
@@ -247,6 +248,40 @@ def test_of_choices_that_settings_could_hold_none_counts_but_by_its_value(code: 
     edit(code, "entry", "return 2", "return 3")
     edit(code, "entry", "Annotated[One | Two,", "Annotated[One | Two | Three,")
     assert code_identity(["engines.entry:part"], root=code).hash == after.hash
+
+
+def test_the_next_process_parses_what_was_edited_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    shutil.copytree(SOURCE_ROOT / "infra", tmp_path / "infra")
+    parsed: list[bytes] = []
+    parse = definitions.Module.parse
+    monkeypatch.setattr(
+        definitions.Module, "parse", lambda self: (parsed.append(self.source), parse(self))
+    )
+
+    def in_a_new_process() -> str:
+        parsed.clear()
+        definitions.KNOWN.clear()
+        kept_definitions.HAS.clear()
+        return code_identity(["infra.store.artifacts"], root=tmp_path).hash
+
+    first = in_a_new_process()
+    assert len(parsed) > 10
+    assert in_a_new_process() == first
+    assert parsed == []
+    file = tmp_path / "infra" / "store" / "artifacts.py"
+    text = file.read_text()
+    file.write_text(
+        text.replace("class ArtifactStore:\n", "class ArtifactStore:\n    edited = 1\n")
+    )
+    assert in_a_new_process() != first
+    assert [b"edited = 1" in source for source in parsed] == [True]
+    (kept,) = (tmp_path / "home" / "cache" / "files-read").iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b"Artifact", b"Brtifact"))
+    file.write_text(text)
+    assert in_a_new_process() == first, "a damaged file tells nothing"
 
 
 def test_a_file_that_is_not_python_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tasks.admit.spec import ADMISSION_FILE
 from tasks.distill.spec import COUNTS_FILE
 from tasks.durable.launch import log_path
 from tasks.evaluate.spec import SCORES_FILE
+from tasks.reward.spec import HELD_OUT_FILE
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.screen.spec import SCREEN_FILE
@@ -26,6 +27,8 @@ from tasks.series import SERIES_FILE, Points, read_series, thinned
 
 _HELD_OUT = "eval_outcome_"
 """begins the metrics of scores on held-out problems; then comes the domain"""
+_COUNTS_FILES = (RL_COUNTS_FILE, COUNTS_FILE, ADMISSION_FILE, SCREEN_FILE, HELD_OUT_FILE)
+"""an artifact has at most one of them"""
 _READ_BYTES = 4 * 2**20
 """of the end of a log, at most"""
 
@@ -41,7 +44,7 @@ class StageView:
     series: dict[str, Points] = field(default_factory=dict[str, "Points"])
     counts: dict[str, Any] = field(default_factory=dict[str, Any])
     """of `rl`: {"rollouts": ..., "groups": ...}; of `distill` and `admit`: those of each
-    domain"""
+    domain; of `reward`: its report on held-out pairs"""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """content of `scores.json`"""
 
@@ -97,7 +100,7 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
         return artifacts.read(stage.kind, stage.digest, name) if name in held else None
 
     trace, series, scores = read(TRACE_FILE), read(SERIES_FILE), read(SCORES_FILE)
-    counts = read(RL_COUNTS_FILE) or read(COUNTS_FILE) or read(ADMISSION_FILE) or read(SCREEN_FILE)
+    counts = next(filter(None, map(read, _COUNTS_FILES)), None)
     return StageView(
         planned,
         stage,
@@ -167,6 +170,8 @@ def _tables(view: StageView) -> Iterator[Counted]:
                 yield Counted(view.name, title, _pools(counts))
         case "evaluate":
             yield from _evaluated(view)
+        case "reward":
+            yield from _judged_pairs(view.name, view.counts)
         case _ if "groups" in view.counts:
             yield from _learned(view.name, view.counts)
         case _:
@@ -205,6 +210,20 @@ def _tried(counts: Mapping[str, int]) -> list[Count]:
 def _pools(counts: Mapping[str, int]) -> list[Count]:
     tried = counts["tried"]
     return [Count(k, n, tried, k in ("tried", "kept")) for k, n in counts.items()]
+
+
+def _judged_pairs(stage: str, report: Mapping[str, Any]) -> Iterator[Counted]:
+    """How many held-out pairs of each kind a reward model puts in the right order."""
+    titles = {
+        "by_margin": "held-out pairs in the right order, by the data's margin",
+        "by_confidence": "held-out pairs in the right order, by how sure the model is",
+        "by_length": "held-out pairs in the right order, by length",
+    }
+    for name, title in titles.items():
+        groups = report.get(name, [])
+        yield Counted(
+            stage, title, [Count(g["name"], g["right"], g["pairs"], True) for g in groups]
+        )
 
 
 def _evaluated(view: StageView) -> Iterator[Counted]:

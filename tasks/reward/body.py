@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from infra.store.manifest import StageWarning
 from tasks.preference.body import learned
 from tasks.preference.preference_data import PreferenceSupply, opened_preferences
+from tasks.reward.held_out import HeldOutReport, held_out_report, held_out_warnings
 from tasks.reward.spec import RewardSpec
 from tasks.served.served_folder import add_head_bias
 from tasks.sft.body import train_on
@@ -76,7 +77,7 @@ class RewardSupply(PreferenceSupply):
         is_out = np.array([row in out for row in found.rows])
         self._held_out = np.flatnonzero(is_out).tolist()
         self._trained = np.flatnonzero(~is_out)
-        self._judged: dict[str, float] = {}
+        self._report = HeldOutReport(0, {})
 
     async def finish(self, trainer: TrainerGroup) -> None:
         """Have the finished model judge the held-out pairs. Raises Stopped."""
@@ -91,46 +92,13 @@ class RewardSupply(PreferenceSupply):
         gaps = np.array(rewards[0::2]) - np.array(rewards[1::2])
         margins = [pair.margin for pair in pairs]
         longer = [len(p.answers[0].tokens) - len(p.answers[1].tokens) for p in pairs]
-        self._judged = judged(gaps.tolist(), margins, longer)
+        self._report = held_out_report(gaps.tolist(), margins, longer)
+        for name, text in self._report.files():
+            (self._context.out / name).write_text(text)
 
     def conclusions(self) -> Iterator[StageWarning]:
         yield from super().conclusions()
-        yield from length_bias(self._judged)
+        yield from held_out_warnings(self._report)
 
     def summary(self) -> Mapping[str, float]:
-        return {**super().summary(), "held_out": float(len(self._held_out)), **self._judged}
-
-
-def judged(
-    gaps: Sequence[float], margins: Sequence[float], longer: Sequence[int]
-) -> dict[str, float]:
-    """Share of the pairs whose better answer has the larger reward: of all, of those with at most
-    and above the median margin, and of those whose better answer has more or fewer tokens. A group
-    without a pair has no share."""
-    right, wide = np.array(gaps) > 0, np.array(margins, np.float64)
-    more = np.array(longer, np.int64)
-    groups = {"held_out_accuracy": np.ones(len(right), bool)}
-    if len(right) and wide.max() > wide.min():
-        middle = float(np.median(wide))
-        groups |= {"accuracy_small_margin": wide <= middle, "accuracy_large_margin": wide > middle}
-    groups |= {"accuracy_better_longer": more > 0, "accuracy_better_shorter": more < 0}
-    return {name: float(right[are].mean()) for name, are in groups.items() if are.any()}
-
-
-_FAR_APART = 0.2
-
-
-def length_bias(found: Mapping[str, float]) -> Iterator[StageWarning]:
-    """Where it judges pairs much better whose better answer is the longer, or the shorter one."""
-    sides = [found.get(f"accuracy_better_{side}") for side in ("longer", "shorter")]
-    if None in sides:
-        return
-    longer, shorter = (side or 0.0 for side in sides)
-    if abs(longer - shorter) > _FAR_APART:
-        yield StageWarning(
-            what=f"it is right in {longer:.0%} of the held-out pairs whose better answer is longer,"
-            f" and in {shorter:.0%} of the others",
-            cause=f"it learned to prefer {'longer' if longer > shorter else 'shorter'} answers",
-            advice="balance the data by length, or add a penalty on length where it is a reward",
-            figures={"longer": longer, "shorter": shorter},
-        )
+        return {**super().summary(), "held_out": float(len(self._held_out)), **self._report.figures}

@@ -14,6 +14,9 @@ from tasks.message_files.spec import RowFiles
 from tasks.preference.spec import PreferenceData
 from tasks.stage import StageSpec
 
+HELD_OUT_FILE = "held_out.json"
+"""what the artifact says of held-out pairs: `tasks.reward.held_out`"""
+
 
 class RewardSettings(Config):
     steps: Steps

@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
 from tasks.preference.body import learned
-from tasks.reward.body import judged, length_bias
+from tasks.reward.held_out import PairGroup, held_out_report, held_out_warnings
 
 pytestmark = pytest.mark.unit
 
 
-def test_accuracy_is_told_by_margin_and_by_length() -> None:
-    found = judged([1.0, -1.0, 2.0, 0.0], [0.1, 0.2, 3.0, 0.2], [3, -2, 5, 0])
-    assert found == {
-        "held_out_accuracy": 0.5,
-        "accuracy_small_margin": pytest.approx(1 / 3),
-        "accuracy_large_margin": 1.0,
-        "accuracy_better_longer": 1.0,
-        "accuracy_better_shorter": 0.0,
-    }
-    (warning,) = length_bias(found)
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_the_report_tells_accuracy_by_margin_length_and_confidence() -> None:
+    gaps, margins = [1.0, -1.0, 2.0, 0.0, 0.1], [0.1, 0.2, 3.0, 0.2, 0.1]
+    found = held_out_report(gaps, margins, [3, -2, 5, 0, -1])
+    # 50% and 52% sure: right once of 2; 73% sure: once of 2; 88% sure: once of 1.
+    error = (abs(1 - (0.5 + sigmoid(0.1))) + abs(1 - 2 * sigmoid(1)) + abs(1 - sigmoid(2))) / 5
+    assert found.figures == pytest.approx(
+        {
+            "held_out_accuracy": 3 / 5,
+            "calibration_error": error,
+            "accuracy_small_margin": 2 / 4,
+            "accuracy_large_margin": 1.0,
+            "accuracy_better_longer": 1.0,
+            "accuracy_better_shorter": 0.5,
+            "length_bias": 0.5,
+        },
+        abs=1e-12,
+    )
+    assert list(found.by_margin) == [
+        PairGroup("margin 0.1", 2, 2), PairGroup("margin 0.2", 0, 2), PairGroup("margin 3", 1, 1),
+    ]  # fmt: skip
+    assert list(found.by_confidence) == [
+        PairGroup("50% to 60% sure", 1, 2), PairGroup("70% to 80% sure", 1, 2),
+        PairGroup("80% to 90% sure", 1, 1),
+    ]  # fmt: skip
+    (warning,) = held_out_warnings(found)
     assert "learned to prefer longer answers" in str(warning)
+    ((name, text),) = found.files()
+    kept = json.loads(text)
+    assert name == "held_out.json"
+    assert kept["by_length"][0] == {"name": "the better answer is longer", "right": 2, "pairs": 2}
 
 
 def test_groups_without_a_pair_have_no_accuracy() -> None:
-    assert judged([], [], []) == {}
-    assert judged([1.0], [0.0], [0]) == {"held_out_accuracy": 1.0}
-    assert not list(length_bias({"accuracy_better_longer": 1.0}))
+    nothing = held_out_report([], [], [])
+    assert not nothing.figures
+    assert not list(nothing.files())
+    assert not list(held_out_warnings(nothing))
+    alone = held_out_report([1e3], [0.0], [0])
+    assert alone.figures == {"held_out_accuracy": 1.0, "calibration_error": 0.0}
+
+
+def test_a_model_that_is_too_sure_is_told() -> None:
+    found = held_out_report([5.0, -5.0] * 25, [0.0] * 50, [0] * 50)
+    assert found.figures["calibration_error"] == pytest.approx(sigmoid(5) - 0.5)
+    (warning,) = held_out_warnings(found)
+    assert "differ by 49% on average, over 50 held-out pairs" in str(warning)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event, Trace
 from tasks.admit.spec import AdmitSettings, AdmitSpec
 from tasks.domain import ScoredDomain
+from tasks.reward.spec import RewardSpec
 from tasks.rl.curve import Curve, ScorePoint
 from tests.parts.report_parts import cell, report, row
 
@@ -35,6 +36,13 @@ PLAN["agent-admit"] = replace(
     PLAN["evaluate"],
     name="agent-admit",
     spec=AdmitSpec(settings=AdmitSettings(), domains=[ScoredDomain.of(d) for d in RECIPE.domains]),
+)
+PLAN["agent-reward"] = replace(
+    PLAN["evaluate"],
+    name="agent-reward",
+    spec=RewardSpec.model_validate(
+        {"settings": {"steps": 1, "data": {"files": ["x"]}, "optimizer": {"lr": 1}}}
+    ),
 )
 
 
@@ -150,6 +158,13 @@ def test_bad_rows_of_the_users_files_are_counted_by_reason():
     assert list(table.counts) == [
         Count("read and used", 97, 100, True), Count("bad: no_answer", 3, 100),
     ]  # fmt: skip
+
+
+def test_held_out_pairs_of_a_reward_model_are_shown_by_kind():
+    groups = [{"name": "margin 1", "right": 3, "pairs": 4}]
+    (table,) = counted([view("agent-reward", {}, counts={"by_margin": groups, "by_length": []})])
+    assert "by the data's margin" in table.title
+    assert list(table.counts) == [Count("margin 1", 3, 4, True)]
 
 
 def test_failures_of_an_evaluation_are_counted():

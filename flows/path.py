@@ -104,7 +104,11 @@ class PathStage(Config):
             "properties": {key: {"type": "object"} for key in _BESIDE},
             "additionalProperties": False,
         }
-        return {"anyOf": [*(handler(form.__pydantic_core_schema__) for form in forms), own]}
+        written = (
+            form.__get_pydantic_json_schema__(form.__pydantic_core_schema__, handler)
+            for form in forms
+        )
+        return {"anyOf": [*written, own]}
 
 
 def form_with(part: str) -> type[BaseModel] | None:

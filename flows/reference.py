@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from flows.command.main import app
 from flows.path import PathStage, written_form
 from flows.recipe import Recipe
-from infra.config import Config
+from infra.config import Config, field_meanings
 from tasks.stage_kinds import PATH_KINDS
 
 _FIELDS_INTRO = """# Every field of a recipe
@@ -50,15 +50,16 @@ def _settings(kind: str) -> type[Config]:
 
 def _section(title: str, model: type[Config]) -> str:
     said = re.sub(r"\s+", " ", (model.__doc__ or "").strip())
-    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    meanings = field_meanings(model)
+    rows = [_row(name, field, meanings.get(name, "")) for name, field in model.model_fields.items()]
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
     anchor = f'<a id="{model.__name__.lower()}"></a>\n'
     return "\n".join([anchor, f"## {title}", "", said, "", *table, ""])
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(name: str, field: FieldInfo, meaning: str) -> str:
     default = "required" if field.is_required() else f"`{_default(field)}`"
-    said = re.sub(r"\s+", " ", field.description or "")
+    said = re.sub(r"\s+", " ", field.description or meaning)
     return f"| `{name}` | {_shown(field.annotation)} | {_escaped(default)} | {_escaped(said)} |"
 
 

@@ -7,12 +7,25 @@ by name: "int", "str", ..., "=literal"; see `options.json`.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from infra.errors import InputError
@@ -98,15 +111,62 @@ def is_result_neutral(field: FieldInfo) -> bool:
     return RESULT_NEUTRAL in field.metadata
 
 
+@cache
+def field_meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Read the strings under a model's fields, its bases' among them, from the text of their
+    modules."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        fields = _strings_under_fields(each.__module__).get(each.__qualname__, {})
+        found = {name: said for name, said in found.items() if name not in fields} | {
+            name: said for name, said in fields.items() if said
+        }
+    return found
+
+
+@cache
+def _strings_under_fields(module: str) -> dict[str, dict[str, str]]:
+    """By class and field; empty where nothing is said."""
+    found: dict[str, dict[str, str]] = {}
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):  # made at run time, or built in
+        return found
+    for name, body in _classes(tree, ""):
+        found[name] = {}
+        for statement, after in pairwise([*body, ast.Pass()]):
+            match statement, after:
+                case ast.AnnAssign(target=ast.Name(id=of)), ast.Expr(
+                    value=ast.Constant(value=str() as said)
+                ):
+                    found[name][of] = inspect.cleandoc(said)
+                case ast.AnnAssign(target=ast.Name(id=of)), _:
+                    found[name][of] = ""
+                case _:
+                    pass
+    return found
+
+
+def _classes(tree: ast.AST, within: str) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """(name as Python qualifies it, body)"""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.ClassDef(name=name, body=body):
+                yield within + name, body
+                yield from _classes(node, f"{within}{name}.")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from _classes(node, f"{within}{name}.<locals>.")
+            case _:
+                yield from _classes(node, within)
+
+
 class Config(BaseModel):
     """Strict, immutable, documented by the string under each field.
 
     A number is written as one: `true` is no 1 and `"150"` no 150, although Python converts them.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -118,6 +178,19 @@ class Config(BaseModel):
                 holder["schema"] = core_schema.no_info_before_validator_function(
                     _written_as_number, holder["schema"]
                 )
+        return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler, /
+    ) -> JsonSchemaValue:
+        # Not by pydantic's own option, which reads a module's text for each class of it, in every
+        # process: half a second where nobody asks for a schema.
+        schema = handler(core_schema)
+        properties: dict[str, Any] = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, said in field_meanings(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", said)
         return schema
 
     @property

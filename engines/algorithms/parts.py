@@ -55,7 +55,7 @@ class Part(Config):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        schema = handler(core_schema)
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
         without_defaults(handler.resolve_ref_schema(schema).get("properties", {}))
         return schema
 

@@ -87,7 +87,7 @@ class Algorithm(Config):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        schema = handler(core_schema)
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         nullable(properties, list(properties))
         return schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from tasks.stage import StageContext, admitted_pools
 
 if TYPE_CHECKING:
     from engines.rollout.drivers.driver import LiveDomain
-    from engines.types import Curriculum
+    from engines.types import Curriculum, Problem, Split
 
 
 async def only_admitted(context: StageContext, domains: Sequence[LiveDomain]) -> list[LiveDomain]:
@@ -34,13 +34,16 @@ def _restrict(
 
 
 def restricted(
-    curriculum: Curriculum, folder: Path, domain: str | None = None, pools: Sequence[str] = ()
+    curriculum: Curriculum,
+    folder: Path,
+    domain: str | None = None,
+    pools: Sequence[str] = (),
+    kept: Callable[[Sequence[Problem]], Sequence[Problem]] | None = None,
 ) -> Curriculum:
     """The curriculum with the admitted problems of one domain; None: of the only one. `pools`: only
-    of these. Raises InputError where there is none of them."""
+    of these; `kept`: what of each split's. Raises InputError where there is none of them."""
     from curricula.splits import Admitted
     from engines.rollout.records.dataset import read_admitted
-    from engines.types import Problem, Split
 
     by_split: dict[Split, list[Problem]] = {}
     there = [row for row in read_admitted(folder) if domain in (None, row.domain)]
@@ -54,4 +57,6 @@ def restricted(
     for row in there:
         if not pools or row.pool in pools:
             by_split.setdefault(row.split, []).append(row.problem)
-    return Admitted(curriculum, by_split)
+    if kept is None:
+        return Admitted(curriculum, by_split)
+    return Admitted(curriculum, {split: kept(problems) for split, problems in by_split.items()})

@@ -81,6 +81,22 @@ class Place:
             return replace(self, admitted=screens[stage], pools=wanted)
         return self
 
+    def require_pools(self, phases: Sequence[Sequence[str]]) -> None:
+        """Raises InputError for a phase of pools that the stage is not given."""
+        by = self.admitted
+        if phases and (by is None or not by.pools):
+            raise InputError("phases: no `screen` before it in its path finds pools; put one there")
+        given = self.pools or (by.pools if by else ())
+        for number, wanted in enumerate(phases):
+            if len(set(wanted)) < len(wanted):
+                raise InputError(f"phases.{number}.pools: name each pool once")
+            if lacking := [pool for pool in wanted if pool not in given]:
+                raise InputError(
+                    f"phases.{number}.pools: the stage has {' and '.join(given)}, not {lacking[0]};"
+                    " write it into the `keep` of the `screen` before it, and into the stage's"
+                    " `pools` if it has them"
+                )
+
     @property
     def unscreened(self) -> Place:
         """The same without what a `screen` left out, whose model was another."""

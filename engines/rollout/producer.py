@@ -115,7 +115,7 @@ class Producer:
             rollouts = await self._roller.roll_group(
                 ticket.domain,
                 ticket.problem,
-                self._group_size,
+                ticket.group_size or self._group_size,
                 temperature=self._temperature,
                 group_id=ticket.group_id,
                 seed_name=ticket.group_id,
@@ -191,7 +191,8 @@ class Producer:
 
     def _known_of(self, ticket: Ticket) -> dict[str, Finished]:
         """A ticket's rollouts that an earlier attempt finished, and that can be used."""
-        ids = [f"{ticket.group_id}#{index}" for index in range(self._group_size)]
+        size = ticket.group_size or self._group_size
+        ids = [f"{ticket.group_id}#{index}" for index in range(size)]
         found = {name: self._known[name] for name in ids if name in self._known}
         if ticket.number in self._taken and len(found) < len(ids):
             # A note was lost: from here on the weights are others than those of the attempt before.

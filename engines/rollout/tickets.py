@@ -101,6 +101,8 @@ class Ticket:
     """from 0"""
     domain: LiveDomain
     problem: Problem
+    group_size: int | None = None
+    """rollouts of it; None: as many as of the stage's other tickets"""
 
     @property
     def group_id(self) -> str:

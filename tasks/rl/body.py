@@ -35,6 +35,7 @@ from infra.timeline import TAKES, TICKETS, Timeline, mark, recording, write_trac
 from tasks.admitted import only_admitted
 from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
+from tasks.rl.phases import PhasedTickets, open_phases
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.rl.stage_record import RlRecord
 from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
@@ -73,6 +74,7 @@ async def train(
         )
         longest = context_length(spec.settings.fleet, model)
         await read_fitting_rows(context, domains, chat, longest)
+        phases = await open_phases(spec, context, domains)
         domains = await only_admitted(context, domains)
         timeline = Timeline()
         stack.enter_context(recording(timeline))
@@ -98,7 +100,8 @@ async def train(
         evaluator = evaluator_of(schedule, roller, domains, spec.seed)
         evaluation = EvaluationSchedule(schedule, evaluator, context, record, policy)
         stack.push_async_callback(evaluation.close)
-        loop = _loop(spec, context, domains, roller, roles, policy, group_filter, evaluation.finish)
+        source = phases or _data_source(spec, domains, context.checkpoints)
+        loop = _loop(spec, context, source, roller, roles, policy, group_filter, evaluation.finish)
         await _resume(context, record, loop, roles, policy, devices, timeline)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
@@ -125,6 +128,8 @@ async def _write_records(
     record.curve.write(context.out)
     record.series.write(context.out)
     record.counts.write(context.out)
+    if isinstance(phases := loop.producer.source, PhasedTickets):
+        phases.write(context.out)
     takes = await loop.takes.export(context.out)
     missing = await loop.trained.export(context.out, takes) if loop.trained else []
     if missing:
@@ -168,7 +173,7 @@ def _devices(context: StageContext, roles: Roles, fleet: Fleet) -> SeparateDevic
 def _loop(
     spec: RlSpec,
     context: StageContext,
-    domains: list[LiveDomain],
+    source: TicketSource,
     roller: RollsGroups,
     roles: Roles,
     policy: PublishedPolicy,
@@ -180,7 +185,7 @@ def _loop(
     wanted = settings.problems_per_step
     buffer = _buffer(spec, policy)
     producer = Producer(
-        source=_data_source(spec, domains, context.checkpoints),
+        source=source,
         admission=Admission(
             groups_per_step=wanted,
             oversample=settings.oversample if settings.drops_groups else 1.0,
@@ -257,6 +262,9 @@ async def _train(
             mark(TAKES, f"drops ticket {group.ticket}", step=result.step)
         of_devices = dict(devices.since_last()) | caches.since_last()
         record.observe(result, in_flight.since_last(), of_devices)
+        if isinstance(phases := loop.producer.source, PhasedTickets):
+            moved = phases.after_step(record.step, record.held_out_score)
+            record.note({"phase": float(phases.phase)}, moved)
         over = record.solved or record.step == settings.steps
         if not devices.are_shared:
             await evaluation.begin_if_due(is_over=over)

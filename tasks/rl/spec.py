@@ -13,9 +13,11 @@ from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettin
 from engines.rollout.protocols import BUFFERS, FILTERS, SOURCES
 from engines.rollout.tickets import OnStale
 from engines.types import Split
+from infra.config import Config, PerStep, Steps
 from tasks.domain import Domain, HookSpec
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
+from tasks.screen.spec import Pool
 from tasks.stage import StageSpec
 
 ROLLOUT_PARTS = ("data_source", "group_filter", "buffer")
@@ -57,6 +59,33 @@ class BufferSpec(HookSpec):
         return (BUFFERS.get(self.name, self.name),)
 
 
+class Plateau(Config):
+    """Scores on held-out problems that rise no more."""
+
+    evaluations: int = Field(default=3, ge=1)
+    """scores in a row that are not above the best one before them by more than `gain`"""
+    gain: float = Field(default=0.01, ge=0, lt=1)
+    """what a score must be above the best one to count as a rise; it is the mean over domains, from
+    0 to 1"""
+
+
+class Phase(Config):
+    """Part of a stage that draws the problems of some of a `screen`'s pools. The first of
+    `until_step` and `plateau` that comes true ends it."""
+
+    pools: list[Pool] = Field(min_length=1)
+    """which problems it draws, e.g. `[hard]`"""
+    group_size: PerStep | None = None
+    """rollouts per problem; None: the stage's"""
+    longest_prompts: float = Field(default=1.0, gt=0, le=1)
+    """share of each domain's problems that it keeps, those with the longest prompts; 0.5 drops the
+    shorter half"""
+    until_step: Steps | None = None
+    """its last step, counted from the stage's first"""
+    plateau: Plateau | None = None
+    """ends it when scores on held-out problems rise no more; the stage needs `evaluate`"""
+
+
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
     """problems drawn divided by problems still needed, in each round of generation. Those beyond
@@ -80,6 +109,11 @@ class RlSettings(PolicySettings):
     """which of the groups that wait a step takes, and whether one may be taken again"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
+    phases: list[Phase] | None = Field(
+        default=None, min_length=2, exclude_if=lambda phases: phases is None
+    )
+    """pools of a `screen` that the stage moves through, one after the other, by a rule; None: one
+    phase with all that the `screen` keeps"""
 
     @property
     def most_problems(self) -> int:
@@ -121,6 +155,7 @@ class RlSpec(StageSpec):
         spec = cls(
             seed=place.seed, settings=settings, domains=place.with_problems(), start=place.start
         )
+        place.require_pools([phase.pools for phase in settings.phases or ()])
         return spec, {"model": place.model, **place.admitted_problems("rl")}
 
     @property
@@ -180,6 +215,40 @@ class RlSpec(StageSpec):
                 " the policy; lower it"
             )
 
+        yield from _phase_problems(settings)
+
     def cautions(self) -> Iterator[str]:
         if self.settings.max_staleness:
             yield from (f"algorithm.{doubt}" for doubt in stale_doubts(self.settings.algorithm))
+
+
+def _phase_problems(settings: RlSettings) -> Iterator[str]:
+    phases = settings.phases or []
+    if phases and settings.max_staleness:
+        yield (
+            "phases: above max_staleness 0 the clock decides which tickets a phase has, so a"
+            " resumed stage would draw other problems; set `max_staleness: 0`"
+        )
+    if phases and settings.data_source != DataSourceSpec():
+        yield "phases: they say which problems are drawn; leave `data_source` out"
+    before = 0
+    for number, phase in enumerate(phases):
+        at, is_last = f"phases.{number}", number == len(phases) - 1
+        ends = phase.until_step is not None or phase.plateau is not None
+        if is_last and ends:
+            yield f"{at}: the last phase has no end; leave `until_step` and `plateau` out"
+        elif not is_last and not ends:
+            yield f"{at}: nothing ends it; write `until_step` or `plateau`"
+        if phase.plateau is not None and settings.evaluate is None:
+            yield f"{at}.plateau: there are no scores to look at; write `evaluate` for the stage"
+        if phase.until_step is not None and not before < phase.until_step < settings.steps:
+            yield (
+                f"{at}.until_step: {phase.until_step} is not above {before}, where the phase before"
+                f" it ends at the latest, and below the stage's {settings.steps} steps"
+            )
+        before = phase.until_step or before
+        if phase.group_size == 1 and "spread" in settings.algorithm.needs:
+            yield (
+                f"{at}.group_size: advantage {settings.algorithm.advantage.kind} compares the"
+                " rollouts of a group, and a group of one gives no gradient; write 2 or more"
+            )

@@ -174,9 +174,25 @@ class RlRecord:
         return max((p[-1].step for p in self._held_out.values()), default=NEVER)
 
     @property
+    def held_out_score(self) -> tuple[int, float] | None:
+        """The step of the newest scores on held-out problems, and their mean over domains; None
+        before the first, and where a domain has no verdict."""
+        newest = [points[-1] for points in self._held_out.values() if points]
+        outcomes = [point.outcome for point in newest if point.outcome is not None]
+        if not newest or len(outcomes) < len(newest):
+            return None
+        return newest[0].step, mean(outcomes)
+
+    @property
     def curve(self) -> Curve:
         """Of the steps so far; in a long stage of some of them."""
         return Curve(training=dict(self.series.points("outcome_mean")), held_out=self._held_out)
+
+    def note(self, values: dict[str, float], said: str = "") -> None:
+        """Report more of the last step, and what happened in words."""
+        self._report(self.step, values)
+        if said:
+            print(f"after step {self.step}: {said}", flush=True)
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         self._unsaved[step] |= metrics

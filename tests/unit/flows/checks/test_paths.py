@@ -16,6 +16,7 @@ from flows.reasons import planned_identities
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.distill.spec import DistillSettings
+from tasks.durable.stage_identity import spec_content
 from tasks.rl.spec import RlSettings, RlSpec
 
 pytestmark = pytest.mark.unit
@@ -116,6 +117,8 @@ def test_a_screen_asks_the_model_before_it_and_chooses_among_what_is_fit() -> No
 
 
 SCREEN = {"screen": {"problems": {"rl": 8}, "keep": ["moderate", "hard"], "most": 64}}
+PHASES = [{"pools": ["moderate"], "until_step": 1}, {"pools": ["hard"], "group_size": 32}]
+IN_PHASES = {**RL, "phases": PHASES}
 
 
 def test_a_path_goes_from_one_pool_to_the_next_with_groups_of_its_own_size() -> None:
@@ -143,6 +146,16 @@ def test_a_path_goes_from_one_pool_to_the_next_with_groups_of_its_own_size() -> 
     assert validate_recipe(made.model_dump(mode="json"), "again") == made
 
 
+def test_one_stage_may_go_from_pool_to_pool_and_keeps_its_identity_without() -> None:
+    made = recipe({"sft": SFT}, SCREEN, {"rl": IN_PHASES})
+    stage = {planned.name: planned for planned in plan_post_train(made)}["agent-rl"]
+    assert stage.inputs == {"model": "agent-sft", "admitted_problems": "agent-screen"}
+    assert spec_content(stage.spec)["settings"]["phases"][1]["group_size"] == 32
+    assert validate_recipe(made.model_dump(mode="json"), "again") == made
+    without = plan({"sft": SFT}, SCREEN, {"rl": RL})["agent-rl"]
+    assert "phases" not in spec_content(without.spec)["settings"]
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -167,6 +180,15 @@ def test_a_path_goes_from_one_pool_to_the_next_with_groups_of_its_own_size() -> 
         ),
         ([SCREEN, {"screen": {}, "pools": {"agent-screen": ["hard"]}}], "it draws no problems"),
         ([SCREEN, {"rl": RL, "pools": {"a": ["hard"], "b": ["hard"]}}], "at most 1 item"),
+        ([{"rl": IN_PHASES}], "path.1.rl: phases: no `screen` before it in its path finds pools"),
+        (
+            ["screen", {"rl": IN_PHASES}],
+            "path.2.rl: phases.1.pools: the stage has moderate, not hard; write it into the `keep`",
+        ),
+        (
+            [SCREEN, {"rl": IN_PHASES, "pools": {"agent-screen": ["hard"]}}],
+            "phases.0.pools: the stage has hard, not moderate",
+        ),
     ],
 )
 def test_pools_that_no_stage_before_keeps_are_refused_by_name(path: list[Any], said: str) -> None:

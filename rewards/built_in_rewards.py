@@ -25,18 +25,23 @@ BUILT_IN: Mapping[str, str] = {
     "repetition": "rewards.text:Repetition",
     "length": "rewards.text:Length",
     "library-score": "rewards.library_score:LibraryScore",
-    "judge": "rewards.served:Judge",
-    "reward-model": "rewards.served:RewardModel",
+    "judge": "rewards.judges.served:Judge",
+    "reward-model": "rewards.judges.served:RewardModel",
+    "external-judge": "rewards.judges.external_judge:ExternalJudge",
 }
 SERVED_OPTIONS: Mapping[str, str] = {
-    "judge": "rewards.served:JudgeSettings",
-    "reward-model": "rewards.served:RewardModelSettings",
+    "judge": "rewards.judges.served:JudgeSettings",
+    "reward-model": "rewards.judges.served:RewardModelSettings",
 }
 """the options of those that ask a served model; found by name, as no other reward's stage has them
 in its code"""
-SERVED = frozenset(SERVED_OPTIONS)
-"""they ask a served model: `rewards.served`"""
-QUICK = frozenset(BUILT_IN) - SERVED - {"reasoning-gym", "regex"}
+ASKING_OPTIONS: Mapping[str, str] = {
+    **SERVED_OPTIONS,
+    "external-judge": "rewards.judges.external_judge:ExternalJudgeSettings",
+}
+ASKING = frozenset(ASKING_OPTIONS)
+"""they ask a model, which only a stage does: `rewards.judges`"""
+QUICK = frozenset(BUILT_IN) - ASKING - {"reasoning-gym", "regex"}
 """pure, or with bounds of their own: they are called where the rollout is, without a time limit;
 a pattern of the user's may search a reply for ever"""
 
@@ -74,8 +79,8 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     a function `reward(transcript, **options)`; `async` or not. It returns a Verdict or its score.
     Raises `InputError` for anything else.
     """
-    if name in SERVED:
-        raise InputError(f"reward {name!r} asks a served model, which only a stage has")
+    if name in ASKING:
+        raise InputError(f"reward {name!r} asks a model, which only a stage does")
     factory = resolve("reward", name, BUILT_IN)
     options = options or {}
     if _judges(factory, options):

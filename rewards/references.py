@@ -12,7 +12,7 @@ from typing import Any, cast
 from engines.types import Json, Transcript
 from infra.errors import InputError
 from infra.hooks import resolve
-from rewards.built_in_rewards import BUILT_IN
+from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN
 
 ANSWER = "answer"
 
@@ -20,10 +20,9 @@ ANSWER = "answer"
 def reference_keys(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of a reference that the reward `name` reads: ours, or a user's by dotted path,
     whose module is then imported."""
-    if name == "judge":
-        from rewards.served import JudgeSettings
-
-        return JudgeSettings.model_validate(options).reference_keys
+    if name in ASKING:
+        settings: Any = resolve("options", ASKING_OPTIONS[name], {})
+        return getattr(settings.model_validate(options), "reference_keys", ())
     declared: Sequence[str] = getattr(resolve("reward", name, BUILT_IN), "reference_keys", ())
     return tuple(declared)
 

@@ -21,7 +21,7 @@ from engines.rollout.protocols import DRIVERS
 from engines.sglang.spec import FleetSpec
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
-from rewards.built_in_rewards import BUILT_IN, SERVED_OPTIONS
+from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, SERVED_OPTIONS
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.references import reference_keys
 
@@ -103,18 +103,22 @@ class RewardSpec(HookSpec):
     def parts(self) -> tuple[str, ...]:
         return (REWARDS.get(self.name, self.name),)
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether it can judge in a stage only: it asks a served model, or one at an address."""
+        return self.name in ASKING
+
     @model_validator(mode="after")
     def _asks_a_model(self) -> Self:
         """The options of ours that ask one are read here, so that each that is wrong is named."""
-        settings = SERVED_OPTIONS.get(self.name)
-        if settings is None and self.served is not None:
+        if self.name not in SERVED_OPTIONS and self.served is not None:
             raise ValueError(
                 f"served: only {' and '.join(SERVED_OPTIONS)} ask a served model; leave it out"
             )
-        if settings is not None:
-            if self.served is None:
-                raise ValueError("served: is missing; name the model, e.g. {model: hf:org/name}")
-            options: Any = resolve("options", settings, {})
+        if self.name in SERVED_OPTIONS and self.served is None:
+            raise ValueError("served: is missing; name the model, e.g. {model: hf:org/name}")
+        if self.asks_model:
+            options: Any = resolve("options", ASKING_OPTIONS[self.name], {})
             options.model_validate(self.options)
         return self
 

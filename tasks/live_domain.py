@@ -24,11 +24,13 @@ from engines.types import (
     Verdict,
 )
 from infra.errors import InputError
+from infra.hooks import resolve
 from infra.processes.part_process import PartFailed, PartProcess, PartRaised
+from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.built_in_rewards import QUICK
 from rewards.built_in_rewards import build as build_reward
+from rewards.judges.served import build_served
 from rewards.rubric import Rubric, Term
-from rewards.served import build_served
 from rewards.verdicts import NoVerdict
 from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
 from tasks.served.served_roles import RoleClients, role_name
@@ -102,6 +104,15 @@ class HasProcess(Protocol):
     def process(self) -> object: ...
 
 
+@runtime_checkable
+class Connected(Protocol):
+    """A reward that asks servers which are not ours."""
+
+    async def close(self) -> None:
+        """End its connections."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenDomain:
     """A domain ready for rollouts, once its processes are started; they end when it is closed."""
@@ -111,6 +122,8 @@ class OpenDomain:
     """what a conversation acts on; a driver may have a world of its own"""
     processes: Sequence[PartProcess]
     """of the parts that are not ours, or run what is not ours"""
+    connected: Sequence[Connected] = ()
+    """rewards with connections of their own, to servers that are not ours"""
 
 
 def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None) -> OpenDomain:
@@ -119,8 +132,10 @@ def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None)
     curriculum = build_curriculum(domain.curriculum.name, domain.curriculum.options)
     environment, processes = _environment(domain, curriculum)
     terms: list[Term] = []
+    connected: list[Connected] = []
     for term in _rewards(domain):
         reward = _reward(term, roles)
+        connected += [reward] if isinstance(reward, Connected) else []
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
         terms.append(Term(term.name, term.weight, term.outcome, reward, tuple(term.sources)))
     named = domain.driver
@@ -135,7 +150,7 @@ def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None)
         max_new_tokens=domain.max_new_tokens,
         driver_timeout_s=None if named.name in DRIVERS else named.timeout_s,
     )
-    return OpenDomain(live, environment, processes)
+    return OpenDomain(live, environment, processes, connected)
 
 
 def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:
@@ -151,6 +166,9 @@ def _reward(term: RewardSpec, roles: RoleClients | None) -> Reward:
         if roles is None:
             raise InputError(f"reward {term.name!r} asks a served model, and none is served here")
         return build_served(term.name, term.options, roles.of(role_name(term)), term.timeout_s)
+    if term.asks_model:
+        asking: Any = resolve("reward", term.name, REWARDS)
+        return asking.of_options(term.options, term.timeout_s)
     return ProcessReward(term.name, term.options, term.timeout_s)
 
 

@@ -129,6 +129,8 @@ async def open_parts(
     the stack. Raises InputError.
     """
     chat, opened = await asyncio.to_thread(_open_parts, model, domains, roles)
+    for reward in (reward for domain in opened for reward in domain.connected):
+        stack.push_async_callback(reward.close)
     if not rolls_here:
         return chat, [domain.live for domain in opened]
     processes = [process for domain in opened for process in domain.processes]

@@ -13,7 +13,8 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
 from infra.errors import InputError
-from tasks.served.served_roles import ServedRole
+from rewards.judges.external_judge import EXTERNAL_JUDGE
+from tasks.served.served_roles import ServedRole, rewards_of
 from tasks.stage import RoleResources
 
 
@@ -31,6 +32,12 @@ def inexact_roles(stage: PlannedStage) -> Iterator[str]:
             yield (
                 f"stage {stage.name}: what role {name} computes of a prompt (choices, or outputs of"
                 " a head) was not tested to be batch-invariant"
+            )
+    for domain in stage.spec.sampled_domains:
+        if any(reward.name == EXTERNAL_JUDGE for reward in rewards_of(domain)):
+            yield (
+                f"stage {stage.name}: an external judge of {domain.name} may say something else the"
+                " next time"
             )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from infra.hub import is_hub_name
-from rewards.served import REWARD_MODEL
+from rewards.judges.served import REWARD_MODEL
 from tasks.domain import Domain, RewardSpec, ScoredDomain
 
 if TYPE_CHECKING:

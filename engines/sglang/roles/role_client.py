@@ -1,4 +1,4 @@
-"""RoleClient: asks the model of one served role, as rewards do (`rewards.served.AsksModel`).
+"""RoleClient: asks the model of one served role, as rewards do (`rewards.judges.served.AsksModel`).
 
 A call waits for a place, and only then does its time begin: many rollouts may end at once, and a
 judge that is behind with them is none that hangs. So a slow judge delays the groups that it judges

@@ -127,8 +127,8 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
 
 
 async def unasked(transcript: Transcript) -> Verdict:
-    """In place of a reward that asks a served model: none is served here."""
-    raise EngineError("no model is served while parts are tried")
+    """In place of a reward that asks a model: none is served here, and none is paid for."""
+    raise EngineError("no model is asked while parts are tried")
 
 
 def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[Term]:
@@ -139,7 +139,7 @@ def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[T
         at = f"{where}.{index}"
         if not imported(at, "reward", t.name, attempts):
             continue
-        if t.served is not None:  # it runs in a stage only; its options were read with the recipe
+        if t.asks_model:  # it runs in a stage only; its options were read with the recipe
             terms.append(Term(t.name, t.weight, t.outcome, unasked, tuple(t.sources)))
             continue
         fine, reward = attempts.call(at, t.name, lambda t=t: build(t.name, t.options))

@@ -19,9 +19,11 @@ from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.built_in_rewards import BUILT_IN
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
+from rewards.judges.external_judge import ExternalJudgeSettings
+from rewards.judges.judge_prompt import JudgeQuestion, asked_messages
+from rewards.judges.served import JudgeSettings
 from rewards.references import ANSWER, answer_texts
 from rewards.rubric import Term, turns_fault, verdict_fault
-from rewards.served import JUDGE, JudgeSettings, question
 from rewards.text import boxed
 from rewards.verdicts import NoVerdict, verdict_by
 from tasks.domain import RewardTerm
@@ -39,7 +41,7 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
     for index, term in enumerate(live.terms):
         at, limit = f"{live.where}.rewards.{index}", live.domain.rewards[index].timeout_s
         judged = [d for d in shown if term.judges(d.problem.metadata.get("source"))]
-        if live.domain.rewards[index].served is not None:
+        if live.domain.rewards[index].asks_model:
             _try_question(at, live.domain.rewards[index], judged, attempts)
             continue
         if term.name in COMPARING and isinstance(live.curriculum, RowCurriculum):
@@ -144,13 +146,18 @@ def _try_question(
 ) -> None:
     """What a judge would be asked of every demonstration: a problem may lack what its prompt
     names."""
-    if named.name != JUDGE:
-        return
-    settings = JudgeSettings.model_validate(named.options)
+    settings: JudgeQuestion
+    match named.name:
+        case "judge":
+            settings = JudgeSettings.model_validate(named.options)
+        case "external-judge":
+            settings = ExternalJudgeSettings.model_validate(named.options)
+        case _:
+            return
     for demonstration in judged:
         asked = _transcript(demonstration)
         what = f"the prompt of {named.name} for {demonstration.problem.id}"
-        fine, _ = attempts.call(at, what, lambda asked=asked: question(settings, asked))
+        fine, _ = attempts.call(at, what, lambda asked=asked: asked_messages(settings, asked))
         if not fine:  # said once
             break
 

@@ -22,7 +22,7 @@ from flows.checks.trial.problems import base_chat, render, try_problems, try_pro
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
 from flows.checks.trial.rewards import try_rewards
 from infra.errors import InputError
-from rewards.built_in_rewards import SERVED
+from rewards.built_in_rewards import ASKING
 from tasks.base.spec import BaseSettings, RandomModel
 from tasks.domain import CurriculumSpec, Domain, DriverSpec, RewardTerm
 from tasks.evaluate.score_statistics import CUTTABLE
@@ -130,8 +130,8 @@ def findings_about(kind: OfDomain, name: str, options: dict[str, Any], curriculu
             driver = DriverSpec(name=name, options=options)
         case "curriculum":
             problems = CurriculumSpec(name=name, options=options)
-        case "reward" if name in SERVED:
-            raise InputError(f"reward {name!r} asks a served model: `tributary check` tries it")
+        case "reward" if name in ASKING:
+            raise InputError(f"reward {name!r} asks a model: `tributary check` tries it")
         case "reward":
             reward = RewardTerm(name=name, options=options, outcome=True)
     has_environment = build_curriculum(problems.name, problems.options).environment() is not None

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from engines.types import Message, Problem, Status, ToolCall, Transcript
+from rewards.judges.served import JudgeSettings, build_served, question
 from rewards.rubric import Rubric, Term
-from rewards.served import JudgeSettings, build_served, question
 
 pytestmark = pytest.mark.unit
 

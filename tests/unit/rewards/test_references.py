@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.types import Json, Message, Problem, Status, Transcript
-from rewards.built_in_rewards import BUILT_IN, SERVED, build
+from rewards.built_in_rewards import ASKING, BUILT_IN, build
 from rewards.references import reference_fault, reference_keys
 from rewards.rubric import Rubric, Term
 
@@ -17,6 +17,11 @@ pytestmark = pytest.mark.unit
 OPTIONS: dict[str, dict[str, Any]] = {
     "regex": {"pattern": r"\d+"},
     "length": {"budget": 9, "margin": 3},
+    "external-judge": {
+        "url": "https://api.test/v1",
+        "model": "m",
+        "prompt": "{answer} {reference}",
+    },
     "judge": {"prompt": "{answer}? {reference.gold} {reference.unit}", "pattern": r"\d"},
 }
 READ = {
@@ -29,6 +34,7 @@ READ = {
     "constraints": ("constraints",),
     "reasoning-gym": ("dataset", "config", "seed", "index"),
     "judge": ("gold", "unit"),
+    "external-judge": ("",),
 }
 
 
@@ -37,7 +43,7 @@ def test_each_reward_names_the_fields_that_it_reads(name):
     assert reference_keys(name, OPTIONS.get(name, {})) == READ.get(name, ())
 
 
-@pytest.mark.parametrize("name", sorted(READ.keys() - SERVED))
+@pytest.mark.parametrize("name", sorted(READ.keys() - ASKING))
 @pytest.mark.parametrize("reference", [None, {}, {"solution": "42"}])
 async def test_a_reference_without_them_fails_the_sample_and_says_what_is_missing(name, reference):
     problem = Problem("rows/7", "d", (), reference)

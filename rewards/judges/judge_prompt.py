@@ -1,0 +1,198 @@
+"""How a judge is asked, and how its score is read."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from string import Formatter
+from typing import Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from engines.types import Json, Message, Transcript, Verdict
+from infra.config import Config
+from infra.json_text import value_text
+
+PLACES = ("question", "answer", "conversation", "reference")
+
+
+def prompt_fault(template: str) -> str:
+    """Why a template cannot be filled in, in words; empty if it can."""
+    try:
+        names = _names(template)
+    except ValueError as error:
+        return f"{error}; write {{{{ and }}}} for braces that are no place"
+    for name in names:
+        first, dot, _ = name.partition(".")
+        if first not in PLACES or (dot and first != "reference"):
+            allowed = ", ".join(f"{{{place}}}" for place in PLACES)
+            return f"there is no {{{name}}}; allowed: {allowed}, {{reference.NAME}}"
+    if not {"answer", "conversation"} & set(names):
+        return "it shows nothing of what is judged; write {answer} or {conversation} into it"
+    return ""
+
+
+def reference_places(template: str) -> tuple[str, ...]:
+    """The fields of a reference that a template shows; `""` for the whole of it."""
+    places = [name.partition(".") for name in _names(template)]
+    return tuple(dict.fromkeys(key for first, _, key in places if first == "reference"))
+
+
+def filled(template: str, transcript: Transcript) -> str:
+    """Raises ValueError for a field that the problem's reference does not have."""
+    parts: list[str] = []
+    for text, name, _, _ in Formatter().parse(template):
+        parts.append(text)
+        if name is not None:
+            parts.append(_value(name, transcript))
+    return "".join(parts)
+
+
+def _names(template: str) -> list[str]:
+    found: list[str] = []
+    for _, name, form, conversion in Formatter().parse(template):
+        if name is None:
+            continue
+        if form or conversion:
+            raise ValueError(f"{{{name}}} takes no format")
+        found.append(name)
+    return found
+
+
+def _value(name: str, transcript: Transcript) -> str:
+    problem = transcript.problem
+    match name.partition("."):
+        case "question", _, _:
+            return _shown(problem.messages)
+        case "answer", _, _:
+            return transcript.answer
+        case "conversation", _, _:
+            return _shown(transcript.messages, with_roles=True)
+        case _, "", _:
+            return _text(problem.reference)
+        case _, _, key:
+            held = problem.reference
+            if not isinstance(held, dict) or key not in held:
+                raise ValueError(f"problem {problem.id}: its reference has no {key!r}")
+            return _text(held[key])
+
+
+def _shown(messages: Sequence[Message], *, with_roles: bool = False) -> str:
+    if len(messages) == 1 and not with_roles:
+        return messages[0].content
+    return "\n".join(f"{m.role}: {_said(m)}" for m in messages)
+
+
+def _said(message: Message) -> str:
+    calls = [f"{c.name}({json.dumps(c.arguments, sort_keys=True)})" for c in message.tool_calls]
+    return " ".join(filter(None, [message.content, *calls]))
+
+
+def _text(value: Json) -> str:
+    is_plain = isinstance(value, str | int | float)
+    return value_text(value) if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+class JudgeQuestion(Config):
+    """What judges of every kind have in common."""
+
+    prompt: str
+    """what the judge is asked, with {question}, {answer}, {conversation}, {reference} or
+    {reference.NAME} in it; braces that are no place are doubled"""
+    system: str = ""
+    """its system message; empty: none"""
+    pattern: str | None = None
+    """a regular expression; its last match in the answer counts, or its group 1 if it has one:
+    a number on `scale`, or, with `choices`, one of them"""
+    scale: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
+    """the numbers that mean the scores 0 and 1; a number outside is no score"""
+    choices: dict[str, FiniteFloat] = Field(default_factory=dict)
+    """scores by answer, e.g. {"Yes": 1, "No": 0}"""
+    unreadable: FiniteFloat | None = None
+    """score of an answer without one; none: the sample is failed"""
+    temperature: float = Field(default=0.0, ge=0)
+
+    @property
+    def reference_keys(self) -> tuple[str, ...]:
+        """The fields of a reference that its prompt shows; `""` for the whole of it."""
+        return reference_places(self.prompt)
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Self:
+        if fault := prompt_fault(self.prompt):
+            raise ValueError(f"prompt: {fault}")
+        if len(self.choices) == 1:
+            raise ValueError("choices: one choice tells nothing apart; write two or more")
+        if any(not choice.strip() for choice in self.choices):
+            raise ValueError("choices: an empty text is no answer; leave it out")
+        if self.scale[0] == self.scale[1]:
+            raise ValueError("scale: its two numbers are equal; write those of scores 0 and 1")
+        if self.pattern is not None:
+            _check_pattern(self.pattern)
+        return self
+
+
+def _check_pattern(pattern: str) -> None:
+    import regex
+
+    try:
+        groups = regex.compile(pattern).groups
+    except regex.error as error:
+        raise ValueError(f"pattern: is no regular expression: {error}") from None
+    if groups > 1:
+        raise ValueError(f"pattern: has {groups} groups; one says what counts")
+
+
+SHOWN = 300
+"""characters of the judge's answer that are kept with the sample"""
+_SEARCH_S = 1.0
+"""what the search for a pattern may take"""
+
+
+def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Message, ...]:
+    """What the judge is asked. Raises ValueError."""
+    system = (Message("system", settings.system),) if settings.system else ()
+    return (*system, Message("user", filled(settings.prompt, transcript)))
+
+
+def read_verdict(settings: JudgeQuestion, said: str) -> Verdict:
+    """By the pattern, or the choice that the answer is. Raises ValueError for an answer without a
+    score, unless `unreadable` says what that is."""
+    reason = f"the judge: {said.strip()[:SHOWN]!r}"
+    text = said.strip() if settings.pattern is None else _matched(settings.pattern, said)
+    score = None if text is None else _score(settings, text)
+    if score is None:
+        score = settings.unreadable
+        if score is None:
+            raise ValueError(f"its answer holds no score: {said.strip()[:SHOWN]!r}")
+    return Verdict(score, reason=reason)
+
+
+def _matched(pattern: str, said: str) -> str | None:
+    import regex
+
+    found = list(regex.finditer(pattern, said, timeout=_SEARCH_S))
+    return (found[-1].group(found[-1].re.groups) or "").strip() if found else None
+
+
+def _score(settings: JudgeQuestion, text: str) -> float | None:
+    """None for what is not among the choices, or no number on the scale."""
+    if settings.choices:
+        return settings.choices.get(text)
+    try:
+        return on_scale(settings, float(text))
+    except ValueError:
+        return None
+
+
+def on_scale(settings: JudgeQuestion, number: float) -> float | None:
+    """The score that a number means; None outside the scale."""
+    low, high = settings.scale
+    score = (number - low) / (high - low)
+    return score if 0 <= score <= 1 else None
+
+
+def seed_of(transcript: Transcript) -> int:
+    """The same for the same rollout, whenever it is judged."""
+    return zlib.crc32(f"{transcript.problem.id}\n{transcript.raw}".encode()) & 0x7FFF_FFFF

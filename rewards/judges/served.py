@@ -1,0 +1,163 @@
+"""Rewards that ask a served model: a judge by a prompt, a reward model by its output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import NonNegativeInt, model_validator
+
+from engines.types import Message, Problem, Reward, Transcript, Verdict
+from infra.config import Config, Count
+from rewards.judges.judge_prompt import JudgeQuestion, asked_messages, read_verdict, seed_of
+
+JUDGE, REWARD_MODEL = "judge", "reward-model"
+
+
+class AsksModel(Protocol):
+    """Each method waits for a place at the model's servers, and raises if they do not answer within
+    `timeout_s` from then on, or if what is asked is longer than they take."""
+
+    async def answer(
+        self,
+        problem: Problem,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        timeout_s: float,
+    ) -> str:
+        """What the model says next, without its thought."""
+        ...
+
+    async def choice_logprobs(
+        self, problem: Problem, choices: Sequence[str], *, timeout_s: float
+    ) -> list[float]:
+        """Of each choice as the beginning of its answer."""
+        ...
+
+    async def outputs(
+        self, problem: Problem, turns: Sequence[Message], *, timeout_s: float
+    ) -> list[float]:
+        """Of a reward model's head, for a conversation that ends with the assistant's turn."""
+        ...
+
+
+class JudgeSettings(JudgeQuestion):
+    """At least one of `pattern` and `choices` says how a score is read. Without `pattern` nothing
+    is generated: each choice counts by the probability that the judge gives it."""
+
+    thinking: bool | None = None
+    """whether it is asked for a thought; left out: off, unless its chat template always opens one.
+    A score is never read from a thought"""
+    max_new_tokens: Count = 64
+    """of the judge's answer, its thought included"""
+
+    @model_validator(mode="after")
+    def _says_how_it_is_read(self) -> Self:
+        if self.pattern is None and not self.choices:
+            raise ValueError("says not how a score is read; write `pattern` or `choices`")
+        return self
+
+
+class Judge:
+    """Raises where the judge does not answer, or where its answer holds no score."""
+
+    def __init__(self, settings: JudgeSettings, model: AsksModel, timeout_s: float) -> None:
+        self._settings, self._model, self._timeout_s = settings, model, timeout_s
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        asked = question(self._settings, transcript)
+        if self._settings.pattern is None:
+            return await self._by_choice(asked)
+        said = await self._model.answer(
+            asked,
+            max_new_tokens=self._settings.max_new_tokens,
+            temperature=self._settings.temperature,
+            seed=seed_of(transcript),
+            timeout_s=self._timeout_s,
+        )
+        return read_verdict(self._settings, said)
+
+    async def _by_choice(self, asked: Problem) -> Verdict:
+        choices = self._settings.choices
+        logprobs = await self._model.choice_logprobs(
+            asked, list(choices), timeout_s=self._timeout_s
+        )
+        most = max(logprobs)
+        weights = [math.exp(logprob - most) for logprob in logprobs]
+        shares = {name: w / sum(weights) for name, w in zip(choices, weights, strict=True)}
+        score = sum(share * choices[name] for name, share in shares.items())
+        return Verdict(score, shares, f"the judge prefers {max(shares, key=shares.__getitem__)!r}")
+
+
+def question(settings: JudgeSettings, transcript: Transcript) -> Problem:
+    """What the judge is asked. Raises ValueError."""
+    judged = transcript.problem
+    asked = asked_messages(settings, transcript)
+    return Problem(judged.id, judged.domain, asked, thinking=settings.thinking)
+
+
+class RewardModelSettings(Config):
+    """Options of the reward `reward-model`."""
+
+    output: NonNegativeInt = 0
+    """which of the head's outputs counts, from 0 on"""
+    scale: Literal["raw", "sigmoid", "softmax"] = "sigmoid"
+    """raw: the number itself; sigmoid: between 0 and 1; softmax: its share among all outputs. An
+    outcome is between 0 and 1"""
+
+
+class RewardModel:
+    """Raises where the model does not answer."""
+
+    def __init__(self, settings: RewardModelSettings, model: AsksModel, timeout_s: float) -> None:
+        self._settings, self._model, self._timeout_s = settings, model, timeout_s
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        problem = replace(transcript.problem, thinking=None)
+        turns = said(transcript)
+        outputs = await self._model.outputs(problem, turns, timeout_s=self._timeout_s)
+        at = self._settings.output
+        if at >= len(outputs):
+            raise ValueError(f"`output` is {at}, and the model's head has {len(outputs)} outputs")
+        raw = outputs[at]
+        return Verdict(_scaled(self._settings, outputs), {"raw": raw})
+
+
+def said(transcript: Transcript) -> Sequence[Message]:
+    """The turns without thoughts, up to the assistant's last: a budget may have run out after a
+    tool's answer.
+
+    Raises ValueError.
+    """
+    turns = list(transcript.messages)
+    while turns and turns[-1].role != "assistant":
+        turns.pop()
+    if not turns:
+        raise ValueError("the assistant said nothing that could be judged")
+    return [replace(turn, reasoning=None) for turn in turns]
+
+
+def _scaled(settings: RewardModelSettings, outputs: Sequence[float]) -> float:
+    raw = outputs[settings.output]
+    match settings.scale:
+        case "raw":
+            return raw
+        case "sigmoid":
+            return 0.5 * (1 + math.tanh(raw / 2))
+        case "softmax":
+            most = max(outputs)
+            return math.exp(raw - most) / sum(math.exp(x - most) for x in outputs)
+
+
+def build_served(
+    name: str, options: Mapping[str, Any], model: AsksModel, timeout_s: float
+) -> Reward:
+    """Raises pydantic's ValidationError."""
+
+    if name == JUDGE:
+        return Judge(JudgeSettings.model_validate(options), model, timeout_s)
+    return RewardModel(RewardModelSettings.model_validate(options), model, timeout_s)

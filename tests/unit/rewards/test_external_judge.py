@@ -1,0 +1,225 @@
+"""The reward `external-judge` before a small server on loopback, which says what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import ValidationError
+
+from engines.types import Message, Problem, Status, Transcript
+from infra.errors import InputError
+from rewards.judges import external_judge
+from rewards.judges.external_judge import ExternalJudge, ExternalJudgeSettings
+from rewards.rubric import Rubric, RubricJudgement, Term
+from tasks.domain import Domain
+from tasks.live_domain import open_domain
+
+pytestmark = pytest.mark.unit
+
+ASK: dict[str, Any] = {"prompt": "Q: {question} A: {answer}", "model": "m", "scale": [1, 5]}
+
+
+def transcript(answer: str = "It is 4") -> Transcript:
+    problem = Problem("p/1", "d", (Message("user", "2+2"),))
+    return Transcript(problem, (Message("assistant", answer),), Status.COMPLETED, 3, raw=answer)
+
+
+def completion(said: str, finish: str = "stop") -> web.Response:
+    choice = {"message": {"role": "assistant", "content": said}, "finish_reason": finish}
+    return web.json_response({"choices": [choice]})
+
+
+class Api:
+    """Answers in turn with what it is given; the last answer again and again."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+        self.headers: list[Any] = []
+        self.at: list[float] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.at.append(time.monotonic())
+        self.asked.append(await request.json())
+        self.headers.append(request.headers)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, float):
+            await asyncio.sleep(answer)
+            return completion("too late")
+        return completion(answer) if isinstance(answer, str) else answer()
+
+
+@asynccontextmanager
+async def serving(*answers: Any) -> AsyncGenerator[Api]:
+    api = Api(*answers)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", api.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    api.url = f"{site.name}/v1"
+    try:
+        yield api
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    monkeypatch.setattr(external_judge, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(external_judge, "_LONGEST_WAIT_S", 0.02)
+
+
+@asynccontextmanager
+async def judging(url: str, timeout_s: float = 5.0, **options: Any) -> AsyncGenerator[Any]:
+    judge = ExternalJudge.of_options({**ASK, "url": url, **options}, timeout_s)
+    rubric = Rubric([Term("external-judge", 1.0, True, judge)])
+    try:
+        yield rubric.judge
+    finally:
+        await judge.close()
+
+
+GOOD = json.dumps({"reason": "polite", "score": 4})
+
+
+async def test_a_verdict_is_json_on_the_scale_and_a_question_is_paid_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "hidden-1")
+    async with serving(GOOD) as api:
+        async with judging(api.url, key="secret:JUDGE_KEY", body={"seed": 7}) as judge:
+            same = await asyncio.gather(*[judge(transcript()) for _ in range(3)])
+            await judge(transcript("5"))
+        async with judging(api.url, body={"seed": 7}) as judge:  # another attempt of the stage
+            again = await judge(transcript())
+    assert [each.reward for each in (*same, again)] == [0.75] * 4
+    assert "polite" in same[0].reason
+    assert len(api.asked) == 2, "equal answers share a verdict, also after a restart"
+    asked = api.asked[0]
+    assert asked["messages"] == [{"role": "user", "content": "Q: 2+2 A: It is 4"}]
+    assert (asked["max_completion_tokens"], asked["temperature"], asked["seed"]) == (512, 0, 7)
+    score = asked["response_format"]["json_schema"]["schema"]["properties"]["score"]
+    assert score == {"type": "number", "minimum": 1, "maximum": 5}
+    assert api.headers[0]["Authorization"] == "Bearer hidden-1"
+
+
+def busy() -> web.Response:
+    return web.Response(status=429, headers={"Retry-After": "30"})
+
+
+def broken() -> web.Response:
+    return web.Response(status=503)
+
+
+@pytest.mark.parametrize("trouble", [busy, broken])
+async def test_a_busy_or_broken_api_is_asked_again_up_to_its_bound(trouble: Any) -> None:
+    async with serving(trouble, trouble, GOOD) as api, judging(api.url) as judge:
+        assert (await judge(transcript())).reward == 0.75
+    assert len(api.asked) == 3
+    async with serving(trouble) as api, judging(api.url, tries=3) as judge:
+        judged = await judge(transcript())
+    assert_failed(judged, f"it is busy or broken ({trouble().status}), 3 times")
+    assert len(api.asked) == 3
+
+
+def assert_failed(judged: RubricJudgement, why: str) -> None:
+    """A failed verdict has no score, and says why."""
+    assert judged.failed
+    assert judged.breakdown == {}
+    assert why in judged.reason
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda: web.Response(text="<html>"), "no chat completion: '<html>'"),
+    (lambda: web.json_response({"choices": []}), "no chat completion"),
+    (lambda: completion('{"score": 4', "length"), "cut off or empty (length)"),
+    (lambda: completion(""), "cut off or empty"),
+    ("score: 4", "is not the JSON that was asked for"),
+    ('{"reason": "?"}', "is not the JSON that was asked for (score: Field required)"),
+    ('{"score": NaN}', "is not the JSON that was asked for"),
+    ('{"score": 6}', "gives 6, outside 1 to 5"),
+    (lambda: web.Response(status=401, text="no key"), "it refuses (401): 'no key'"),
+    (lambda: web.Response(text="x" * 5_000_000), "its reply has more than"),
+    (0.3, "no answer within timeout_s 0.1"),
+]
+
+
+@pytest.mark.parametrize(("answer", "why"), WRONG)
+async def test_what_is_no_verdict_fails_the_sample_is_not_repeated_and_not_kept(
+    answer: Any, why: str
+) -> None:
+    limit = 0.1 if answer == 0.3 else 5.0
+    async with serving(answer) as api, judging(api.url, timeout_s=limit) as judge:
+        for _ in range(2):
+            assert_failed(await judge(transcript()), why)
+    assert len(api.asked) == 2, "once for each"
+
+
+async def test_nobody_listens() -> None:
+    async with serving(GOOD) as api:
+        pass
+    async with judging(api.url, tries=2) as judge:
+        assert_failed(await judge(transcript()), "it is not reached (ConnectError")
+
+
+async def test_calls_have_a_bound_and_a_rate() -> None:
+    bounds = {"max_calls": 3, "calls_per_minute": 1200}
+    async with serving(GOOD) as api, judging(api.url, **bounds) as judge:
+        began = time.monotonic()
+        judged = [await judge(transcript(str(number))) for number in range(4)]
+    assert_failed(judged[-1], "`max_calls` (3) are spent")
+    assert api.at[2] - began >= 0.1, "two distances of 0.05 s"
+
+
+async def test_an_answer_may_be_text() -> None:
+    async with serving("Good") as api:
+        choices = {"Good": 1.0, "Bad": 0.0}
+        async with judging(api.url, choices=choices) as judge:
+            assert (await judge(transcript())).reward == 1
+        async with judging(api.url, pattern=r"Score: (\d)", unreadable=0.5) as judge:
+            assert (await judge(transcript())).reward == 0.5
+    assert "response_format" not in api.asked[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": "api.test/v1"}, "is no address; write https://HOST/v1"),
+        ({"url": "http://api.test/v1", "key": "secret:A"}, "would send the key in clear text"),
+        ({"key": "sk-12345"}, "String should match pattern"),
+        ({"body": {"stream": True}}, "body: stream is set already"),
+        ({"prompt": "{question}"}, "shows nothing of what is judged"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ExternalJudgeSettings.model_validate({"url": "https://api.test/v1", **ASK, **options})
+
+
+def test_a_domain_has_it_beside_other_rewards_and_closes_it() -> None:
+    options = {**ASK, "url": "https://api.test/v1"}
+    rewards = [{"name": "math", "outcome": True}, {"name": "external-judge", "options": options}]
+    common = {"name": "d", "curriculum": {"name": "reasoning"}}
+    opened = open_domain(Domain.model_validate({**common, "rewards": rewards}))
+    (judge,) = opened.connected
+    assert isinstance(judge, ExternalJudge)
+    assert not opened.processes
+    del options["model"]
+    with pytest.raises(ValidationError, match="model"):
+        Domain.model_validate({**common, "rewards": rewards})
+
+
+def test_a_key_that_is_not_set_is_named() -> None:
+    with pytest.raises(InputError, match="refers to NO_SUCH_KEY, which is not set here"):
+        ExternalJudge.of_options({**ASK, "url": "https://a.test", "key": "secret:NO_SUCH_KEY"}, 1)

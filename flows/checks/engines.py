@@ -8,6 +8,7 @@ import functools
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from engines.algorithms.combinations import refusals
@@ -24,6 +25,11 @@ from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.model_folder.folder_report import ModelReport, report_model
 from tasks.served.served_folder import served_folder_problems
 from tasks.stage import StageSpec
+
+_HALF_TYPES = ("bfloat16", "float16", "half")
+_PROCESSOR = Path("/proc/cpuinfo")
+_HALF_INSTRUCTIONS = {"avx512bw", "amx_bf16", "bf16"}
+"""as Linux names them; torch multiplies bf16 numbers fast by any of them"""
 
 
 def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
@@ -140,6 +146,35 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
             yield f"stage {stage.name}: {role}{error}"
 
 
+def multiplies_half_numbers(description: Path) -> bool:
+    """Whether a processor, as Linux describes it, has instructions for numbers of 16 bits; also
+    true where nothing describes it."""
+    lines = description.read_text(errors="replace").splitlines() if description.exists() else []
+    flags = {
+        flag
+        for name, _, value in (line.partition(":") for line in lines)
+        if name.strip() in ("flags", "Features")
+        for flag in value.split()
+    }
+    return not flags or bool(flags & _HALF_INSTRUCTIONS)
+
+
+def processor_cautions(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
+    """Numbers of 16 bits where a processor computes them that has no instructions for them."""
+    if has_cuda() or recipe.resources.devices is not None or multiplies_half_numbers(_PROCESSOR):
+        return
+    fields: list[str] = []
+    if stage.spec.trainer is not None and stage.spec.trainer.precision == "bf16":
+        fields.append("trainer.precision: bf16")
+    if stage.spec.fleet is not None and stage.spec.fleet.sglang.get("dtype") in _HALF_TYPES:
+        fields.append(f"fleet.sglang.dtype: {stage.spec.fleet.sglang['dtype']}")
+    for field in fields:
+        yield (
+            f"stage {stage.name}: {field}: this processor has no instructions for 16-bit numbers"
+            " and takes 5 to 50 times as long as in fp32; leave it out"
+        )
+
+
 def fleet_problems(stage: PlannedStage) -> Iterator[str]:
     """Wrong SGLang options."""
     if stage.spec.fleet is None:
@@ -158,7 +193,6 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
         yield f"stage {stage.name}: {error}"
 
 
-_HALF_TYPES = ("bfloat16", "float16", "half")
 _HALF_GATE = 0.01
 """nats per token; the most that 16 bits were measured to cost is about this"""
 

@@ -51,7 +51,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
 
 def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """What can run and will hardly do what it was meant for."""
-    from flows.checks.engines import algorithm_cautions
+    from flows.checks.engines import algorithm_cautions, processor_cautions
 
     yield from store_cautions(recipe)
     yield from findings_of(request_of(recipe, plan)).cautions
@@ -62,6 +62,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from memory_cautions(recipe, plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
+        yield from processor_cautions(recipe, stage)
 
 
 def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from flows.checks import engines
+from flows.checks.engines import processor_cautions
 from flows.checks.recipe_checks import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
 from flows.post_train import plan_post_train
@@ -51,9 +53,33 @@ def test_the_recipe_of_a_real_model_fits_a_model_like_it_and_two_cores(tmp_path:
     check_recipe(recipe, plan)
     kinds = [stage.spec.kind for stage in plan]
     assert kinds == ["base", *["sft", "rl"] * 2, "distill", "sft", "rl", "evaluate"]
-    servers = [stage.spec.fleet for stage in plan if stage.spec.fleet is not None]
-    assert {fleet.sglang["dtype"] for fleet in servers} == {"bfloat16"}
+    assert {stage.spec.trainer.precision for stage in plan if stage.spec.trainer} == {"fp32"}
     assert [recipe.resources.trainer_ranks, recipe.resources.servers] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("described", "is_said"),
+    [
+        ("flags\t\t: fpu avx avx2 fma f16c\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512bw\n", False),
+        ("Features\t: fp asimd\n", True),
+        ("Features\t: fp asimd bf16\n", False),
+        ("", False),
+    ],
+)
+def test_half_numbers_on_a_processor_without_instructions_for_them_are_a_caution(
+    described: str, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(described)
+    monkeypatch.setattr(engines, "_PROCESSOR", tmp_path / "cpuinfo")
+    path = "experts.reasoning.path.1.rl"
+    changes = [f"{path}.trainer.precision=bf16", f"{path}.fleet.sglang.dtype=bfloat16"]
+    recipe = load_recipe("cpu-smoke", changes)
+    said = [c for stage in plan_post_train(recipe) for c in processor_cautions(recipe, stage)]
+    where = ["trainer.precision: bf16", "fleet.sglang.dtype: bfloat16"] if is_said else []
+    assert [line.split(": this processor")[0] for line in said] == [
+        f"stage reasoning-rl: {field}" for field in where
+    ]
 
 
 def test_scientific_notation_is_a_number() -> None:

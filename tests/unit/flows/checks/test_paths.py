@@ -248,7 +248,7 @@ def test_a_kind_alone_has_the_settings_of_the_last_of_its_kind() -> None:
     made = recipe(
         {"rl": RL}, {"rl": longer}, "rl", {"rl": None, "curriculum_options": {"levels": 1}}
     )
-    steps = [stage.settings.model_dump()["steps"] for stage in made.experts["agent"].path]
+    steps = [stage.model_dump()["rl"]["steps"] for stage in made.experts["agent"].path]
     assert steps == [2, 9, 9, 9]
     (stage,) = recipe("distill").experts["agent"].path
     assert stage.settings == DistillSettings()

@@ -27,12 +27,15 @@ AGAIN, NOT = "again", "no"
 
 
 def table() -> str:
+    """Kinds that have the same settings share a line."""
     head = ["kind", "reads of its domain", "settings of its own that run nothing again"]
-    lines = [head, ["---"] * len(head)]
+    kinds: dict[tuple[str, str], list[str]] = {}
     for kind, spec in SPECS.items():
         found = dict(_settings(spec))
         of_domain = [name.removeprefix("domain.") for name in found if name.startswith("domain.")]
-        lines.append([f"`{kind}`", _listed(of_domain), _listed(neutral(kind))])
+        kinds.setdefault((_listed(of_domain), _listed(neutral(kind))), []).append(kind)
+    lines = [head, ["---"] * len(head)]
+    lines += [[_listed(alike), *settings] for settings, alike in kinds.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

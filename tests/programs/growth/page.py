@@ -34,16 +34,14 @@ def update_page(found: Sequence[Fitted], machine: str) -> None:
 
 
 def summary(told: Sequence[Sequence[str]], machine: str) -> str:
-    """The lines that break a bound, as a table, and the names of the rows that break none."""
+    """How many costs were measured, and the lines that break a bound, as a table."""
     broken = [line for line in told if line[-1] == "NO"]
-    names = {line[0] for line in broken}
-    held = dict.fromkeys(line[0] for line in told if line[0] not in names)
+    rows = len({line[0] for line in told})
+    said = f"{machine}: {len(told)} costs of {rows} parts, of which {len(broken)} break their bound."
+    if not broken:
+        return f"{said}\n"
     head = [HEAD[:-1], ["---"] * (len(HEAD) - 1), *(line[:-1] for line in broken)]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in head)
-    return (
-        f"{machine}: {len(told)} costs, of which {len(broken)} break their bound:\n\n{table}\n"
-        + (f"Within their bounds: {'; '.join(held)}.\n")
-    )
+    return f"{said}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in head)
 
 
 def _cost(figure: Figure, cost: Mapping[Figure, float]) -> str:

@@ -170,7 +170,7 @@ _BEFORE = {
     "add-an-expert.md": _STARTER,
     "tutorial-own-reward.md": _STARTER,
     "algorithms.md": _CRITIC,
-    "extend.md": f"{_OWN_STAGE}\n{snippets('extend.md', 'python')[1]}\nmy_loss = loss\n",
+    "extend.md": f"{_OWN_STAGE}\n{snippets('extend.md', 'python')[1]}\n",
 }
 """what a page takes for granted before its blocks, such as the file that they change"""
 

@@ -63,13 +63,13 @@ def unknown(names: Sequence[str], numbers: Mapping[tuple[str, str], int]) -> set
 
 def markdown(table: Sequence[Proven]) -> str:
     """How many estimators have each proof, and which estimators have all."""
-    complete = [p.name for p in table if not p.missing]
+    complete = [p for p in table if not p.missing]
     lines = [
         "| proof | estimators that have it | does not apply to | tests (`hand`: numbers) |",
         "|---|---|---|---|",
         *(f"| {proof} | {' | '.join(_counts(proof, table))} |" for proof in PROOFS),
         "",
-        f"Complete: {', '.join(complete)}.",
+        f"Complete: {len(complete)} estimators.",
         *(f"{p.name} lacks {', '.join(p.missing)}." for p in table if p.missing),
     ]
     return "\n".join(lines)

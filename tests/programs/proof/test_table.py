@@ -62,8 +62,7 @@ def test_a_new_choice_is_a_new_row() -> None:
 def test_the_page_shows_every_estimator() -> None:
     text = (ROOT / "docs/algorithms.md").read_text()
     table = text.partition(BEGIN)[2].partition(END)[0]
-    (complete,) = [line for line in table.splitlines() if line.startswith("Complete: ")]
-    assert complete.removeprefix("Complete: ").rstrip(".").split(", ") == estimators()
+    assert f"Complete: {len(estimators())} estimators." in table.splitlines()
 
 
 def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
     assert text.endswith(f"{END}\nafter\n")
     assert "stale" not in text
     assert "| hand | 1 | 0 | 3 |" in text
-    assert "Complete: loss clip." in text
+    assert "Complete: 1 estimators." in text
     page.write_text("nothing")
     with pytest.raises(ValueError, match="lacks the line"):
         into_page(page, [])

@@ -37,7 +37,9 @@ def summary(told: Sequence[Sequence[str]], machine: str) -> str:
     """How many costs were measured, and the lines that break a bound, as a table."""
     broken = [line for line in told if line[-1] == "NO"]
     rows = len({line[0] for line in told})
-    said = f"{machine}: {len(told)} costs of {rows} parts, of which {len(broken)} break their bound."
+    said = (
+        f"{machine}: {len(told)} costs of {rows} parts, of which {len(broken)} break their bound."
+    )
     if not broken:
         return f"{said}\n"
     head = [HEAD[:-1], ["---"] * (len(HEAD) - 1), *(line[:-1] for line in broken)]

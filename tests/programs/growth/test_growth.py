@@ -106,7 +106,9 @@ def test_the_page_counts_the_costs_and_lists_what_breaks_its_bound() -> None:
     said = summary([good, bad, ("b", "s", "3 s", "0", "<= 0", "yes")], "a machine")
     assert said.startswith("a machine: 3 costs of 2 parts, of which 1 break their bound.")
     assert "| b | s | 2 s | 1 | <= 0 |\n" in said
-    assert summary([good], "a machine").endswith("1 costs of 1 parts, of which 0 break their bound.\n")
+    assert summary([good], "a machine").endswith(
+        "1 costs of 1 parts, of which 0 break their bound.\n"
+    )
 
 
 def test_a_full_disk_takes_no_file_and_still_gives_what_it_has(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from megatron.core.parallel_state import (
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
-    RowParallelLinear,
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
@@ -33,6 +32,7 @@ from torch import Tensor
 
 from engines.families.common.tensors import Parameters
 from engines.megatron import device
+from engines.megatron.adapters import Column, Row
 from engines.megatron.attention import attend
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import Rotate
@@ -235,7 +235,7 @@ class Routers:
         return {"expert_load_max": highest, "experts_idle_max": idle}
 
 
-class NormedOutput(RowParallelLinear):
+class NormedOutput(Row):
     """The last product of an attention or a feed-forward, and a norm of what it gives."""
 
     def __init__(self, *given: Any, config: TransformerConfig, **named: Any) -> None:
@@ -283,8 +283,11 @@ def layer_spec(
     layer: Any = spec.submodules
     if has_experts:
         layer.mlp.submodules.router = ExpertRouter
+    else:
+        layer.mlp.submodules.linear_fc1, layer.mlp.submodules.linear_fc2 = Column, Row
     attention: Any = layer.self_attention.submodules
     attention.core_attention = PackedAttention
+    attention.linear_qkv, attention.linear_proj = Column, Row
     for name in ("input_layernorm", "pre_mlp_layernorm"):
         setattr(layer, name, RMSNorm if f"{name}.weight" in parameters else IdentityOp)
     if "self_attention.linear_proj.norm.weight" in parameters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -228,3 +228,10 @@ def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) ->
             share_embeddings_and_output_weights=shape.is_tied,
         )
     return model.to(device.device())
+
+
+def freeze(network: PackedModel, frozen: Sequence[str]) -> None:
+    """Parameters with one of these parts in their names."""
+    for name, parameter in network.named_parameters():
+        if any(part in name for part in frozen):
+            parameter.requires_grad = False

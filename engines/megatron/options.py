@@ -16,8 +16,9 @@ from typing import Any
 
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
+from engines.families.common.tensors import linear_layers
 from engines.megatron.refused_options import why_refused
-from engines.megatron.spec import Parallel
+from engines.megatron.spec import Lora, Parallel
 from infra.config import check_kind, unknown_option
 from infra.errors import InputError
 
@@ -85,6 +86,34 @@ def check_layout(
     _check_together(megatron_options, precision)
     _check_router_terms(shape, megatron_options)
     _check_sizes(shape, parallel, megatron_options)
+
+
+def check_lora(
+    hf_config: Mapping[str, Any], lora: Lora | None, *, has_value_head: bool = False
+) -> None:
+    """Raise InputError if the model (its config.json) cannot be trained with these adapters."""
+    if lora is None:
+        return
+    shape = model_shape(hf_config)
+    if has_value_head:
+        raise InputError(
+            "trainer.lora is for policies: the head of a critic or reward model is new, and trains"
+            " with all weights; leave it out (a critic's settings are the policy's unless"
+            " critic.trainer is written)"
+        )
+    if shape.mixture is not None:
+        raise InputError("trainer.lora is not supported for a mixture of experts; leave it out")
+    allowed = linear_layers(shape.family.tensors.layer)
+    unknown = sorted(set(lora.targets or ()) - allowed.keys())
+    if unknown:
+        raise InputError(
+            f"trainer.lora.targets: this model has no {', '.join(unknown)}; allowed are"
+            f" {', '.join(allowed)}"
+        )
+    if lora.rank > shape.hidden:
+        raise InputError(
+            f"trainer.lora.rank is {lora.rank}; write {shape.hidden} or less, the hidden size"
+        )
 
 
 def _check_option(name: str, value: Any) -> None:

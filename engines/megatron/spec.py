@@ -57,6 +57,18 @@ class Optimizer(Config):
     """largest global gradient norm; 0: no clipping"""
 
 
+class Lora(Config):
+    """Adapters (LoRA): the model's weights stay, and low-rank matrices beside its linear layers
+    train; each adds `alpha / rank` times its product."""
+
+    rank: PositiveInt = 16
+    """columns of B and rows of A; at most the hidden size"""
+    alpha: PositiveFloat = 32.0
+    targets: list[str] | None = Field(default=None, min_length=1)
+    """modules of a layer by their names in the model's folder, e.g. `[q_proj, v_proj]`; None: all
+    linear ones"""
+
+
 MICRO_BATCH_TOKENS = 8192
 
 
@@ -71,6 +83,8 @@ class TrainerSettings(Config):
     kernels: Annotated[KernelChoice, RESULT_NEUTRAL] = "auto"
     """auto: the fused kernels that the device has; fused: refuse to start where one is missing;
     plain: none of them"""
+    lora: Lora | None = Field(default=None, exclude_if=lambda lora: lora is None)
+    """train adapters, not the model's own weights; None: all weights"""
     megatron: dict[str, Any] = Field(default_factory=dict)
     """fields of Megatron-core's TransformerConfig, OptimizerConfig and
     DistributedDataParallelConfig, passed through under their own names"""

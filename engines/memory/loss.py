@@ -54,17 +54,26 @@ class LossMemory:
         return self.rows + self.tiles
 
 
-def loss_memory(rows: int, hidden: int, vocab: int, value_bytes: int, place: Place) -> LossMemory:
-    """Of `rows` trained rows; `vocab` is the rank's part, `value_bytes` of the trainer's type."""
+def loss_memory(
+    rows: int,
+    hidden: int,
+    vocab: int,
+    value_bytes: int,
+    place: Place,
+    *,
+    trains_weight: bool = True,
+) -> LossMemory:
+    """Of `rows` trained rows; `vocab` is the rank's part, `value_bytes` of the trainer's type.
+    `trains_weight`: whether the output layer's weight gets a gradient."""
     width = tile_width(rows, vocab, place)
     num_tiles, tile = -(-vocab // width), rows * width
-    in_gradient = _tiles_in_gradient(rows, hidden, vocab, width)
+    in_gradient = _tiles_in_gradient(rows, hidden, vocab, width) if trains_weight else 0
     beside = min(num_tiles - in_gradient, KEPT_BYTES // (tile * value_bytes))
     # The gradient of a tile's logits in the trainer's type, where that is not fp32.
     narrowed = tile * value_bytes if value_bytes < FP32 else 0
     return LossMemory(
         rows=rows * hidden * value_bytes,
-        weight_gradient=vocab * hidden * value_bytes,
+        weight_gradient=vocab * hidden * value_bytes if trains_weight else 0,
         kept=beside * tile * value_bytes,
         tiles=tile * (value_bytes + 2 * FP32) + narrowed,
         # Summed over the tiles in fp32, each tile's part beside it.

@@ -4,17 +4,32 @@ train can be described as well."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from engines.families.common.family import ModelShape
-from engines.families.common.tensors import HfTensor
+from engines.families.common.tensors import Axes, HfTensor, linear_layers
 
 _WHOLE = {("hidden",), ("head",)}
 """rows of vectors that every tensor-parallel rank has whole: the norms' weights"""
 _ROUTER = ("experts",)
 """rows of what a router has, which no rank shares either"""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSize:
+    """Rows and columns of a matrix."""
+
+    shared: int
+    """those that tensor-parallel ranks share out"""
+    whole: int
+    """the others"""
+
+    @classmethod
+    def of(cls, tensor: HfTensor, axes: Axes) -> LinearSize:
+        size = tensor.size(axes)
+        return cls(*reversed(size)) if tensor.is_split_by_inputs else cls(*size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class ModelSize:
     norms: int = 2
     """in one layer, of whole hidden states"""
     has_value_head: bool = False
+    linears: Mapping[str, LinearSize] = field(default_factory=dict[str, "LinearSize"])
+    """one layer's matrices, by the last parts of their modules' names"""
 
     @property
     def num_weights(self) -> int:
@@ -91,6 +108,9 @@ def size_of(shape: ModelShape) -> ModelSize:
         expert_weights=routed * axes.get("experts", 0) * sum(prod(t.size(axes)) for t in expert),
         experts_per_token=mixture.per_token if mixture else 0,
         has_value_head=shape.has_value_head,
+        linears={
+            name: LinearSize.of(tensor, axes) for name, tensor in linear_layers(table.layer).items()
+        },
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from engines.megatron.spec import Parallel
+from engines.megatron.spec import Lora, Parallel
 from engines.memory.activations import (
     NOTHING,
     Recompute,
@@ -63,18 +63,20 @@ def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> TrainerMemory:
 def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory:
     layout = needs.layout
     held = rank_weights(size, layout, stage)
+    added = adapter_weights(size, needs)
+    trained = held if needs.lora is None else RankWeights(added, 0)
     # The optimizer's state is sharded over all ranks that hold the same weights.
     replicas = layout.dp * layout.cp
     expert_replicas = layout.tp * replicas / (layout.expert_tp * layout.ep)
-    sharded = held.dense / replicas + held.experts / max(expert_replicas, 1)
-    weights = held.all * needs.value_bytes
+    sharded = trained.dense / replicas + trained.experts / max(expert_replicas, 1)
+    weights = (held.all + added) * needs.value_bytes
     on_device = ceil(sharded * needs.state.on_device(needs.precision))
     whole = replace(needs.state, share_on_device=1.0)
     return TrainerMemory(
         weights=weights,
-        gradients=held.all * needs.state.gradient,
+        gradients=trained.all * needs.state.gradient,
         optimizer=on_device,
-        copies=needs.copies * weights,
+        copies=needs.copies * held.all * needs.value_bytes,
         activations=ceil(largest_moment(size, needs, stage)),
         runtime=RUNTIME_BYTES[needs.place],
         offloaded=ceil(sharded * whole.on_device(needs.precision)) - on_device,
@@ -131,6 +133,8 @@ class TrainerNeeds:
     """further sets of weights: one for the reference, one for each teacher"""
     place: Place = "cuda"
     state: OptimizerState = IN_FP32
+    lora: Lora | None = None
+    """adapters that train in place of the weights"""
 
     @property
     def value_bytes(self) -> int:
@@ -173,6 +177,16 @@ def rank_weights(size: ModelSize, layout: Parallel, stage: int) -> RankWeights:
     return RankWeights(round(dense), round(experts))
 
 
+def adapter_weights(size: ModelSize, needs: TrainerNeeds) -> int:
+    """A [rank, columns] and B [rows, rank] of all adapted matrices of a rank's layers."""
+    if needs.lora is None:
+        return 0
+    targets = needs.lora.targets or size.linears.keys()
+    adapted = [linear for name, linear in size.linears.items() if name in targets]
+    of_layer = sum(linear.shared / needs.layout.tp + linear.whole for linear in adapted)
+    return ceil(layers_of(size, needs.layout) * needs.lora.rank * of_layer)
+
+
 def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
     """Bytes, on a rank of this pipeline stage."""
     moments = [_in_backward(size, needs, stage)]
@@ -182,7 +196,9 @@ def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
         moments.append(_at_embedding(size, needs))
     if needs.place == "cpu":
         # gloo sums gradients over ranks in a copy of all of them; NCCL does it in their place.
-        moments.append(rank_weights(size, needs.layout, stage).all * needs.state.gradient)
+        held = rank_weights(size, needs.layout, stage).all
+        summed = held if needs.lora is None else adapter_weights(size, needs)
+        moments.append(summed * needs.state.gradient)
     return max(moments)
 
 
@@ -194,6 +210,7 @@ def _in_backward(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
     working = working_values(size, again) * _value_of_all_tokens(needs)
     # The gradient of gate and up, until it is added to the others.
     matrix = 2 * size.ffn * size.hidden * needs.value_bytes / needs.layout.tp
+    matrix = matrix if needs.lora is None else 0
     return others + kept + working + matrix + _pending(size, needs)
 
 
@@ -241,10 +258,14 @@ def _embedding(size: ModelSize, needs: TrainerNeeds) -> float:
 
 def _pending(size: ModelSize, needs: TrainerNeeds) -> float:
     """The output layer's gradient waits for the embedding's where both are one weight."""
-    return _embedding(size, needs) if size.is_tied and needs.layout.pp == 1 else 0.0
+    is_one = size.is_tied and needs.layout.pp == 1 and needs.lora is None
+    return _embedding(size, needs) if is_one else 0.0
 
 
 def _loss(size: ModelSize, needs: TrainerNeeds) -> LossMemory:
     """With every token trained on."""
     vocab = ceil(size.vocab / needs.layout.tp)
-    return loss_memory(needs.tokens, size.hidden, vocab, needs.value_bytes, needs.place)
+    return loss_memory(
+        *(needs.tokens, size.hidden, vocab, needs.value_bytes, needs.place),
+        trains_weight=needs.lora is None,
+    )

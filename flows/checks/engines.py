@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.combinations import refusals
-from engines.megatron.options import OFFLOAD_NEEDS_GPU, STAGES, check_layout
+from engines.megatron.options import OFFLOAD_NEEDS_GPU, STAGES, check_layout, check_lora
 from engines.megatron.spec import Optimizer, Parallel
 from engines.sglang.server_options import check_options, check_parallel
 from flows.plan import BASE, PlannedStage
@@ -140,8 +140,12 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
                 " or write `auto`"
             )
         try:
-            config = model_config(recipe.base) or _fitting(layout, trainer.megatron)
+            known = model_config(recipe.base)
+            config = known or _fitting(layout, trainer.megatron)
             check_layout(config, layout, trainer.megatron, trainer.precision)
+            is_valued = bool(role) or "reward" in stage.spec.trained_roles
+            if known or is_valued:
+                check_lora(config, trainer.lora, has_value_head=is_valued)
         except InputError as error:
             yield f"stage {stage.name}: {role}{error}"
 

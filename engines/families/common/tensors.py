@@ -47,6 +47,11 @@ class HfTensor:
         rows = sum(axes[part] for part in self.rows)
         return (rows,) if self.columns is None else (rows, axes[self.columns])
 
+    @property
+    def is_split_by_inputs(self) -> bool:
+        """Whether tensor-parallel ranks share out a matrix's columns, not its rows."""
+        return self.rows == ("hidden",)
+
 
 Parameters = Mapping[str, tuple[HfTensor, ...]]
 """HF tensors by the Megatron parameter that they make up, in Megatron's order of rows"""
@@ -116,6 +121,19 @@ def matrix_weights(parameters: Parameters, axes: Axes) -> int:
 
 def _of_layer(layer: int, tensors: tuple[HfTensor, ...]) -> tuple[HfTensor, ...]:
     return tuple(replace(t, name=f"{LAYERS}.{layer}.{t.name}") for t in tensors)
+
+
+def module_of(tensor: str) -> tuple[str, str]:
+    """The HF module of a weight, and the last part of its name. Example:
+    "model.layers.4.mlp.down_proj.weight" -> "model.layers.4.mlp.down_proj", "down_proj" """
+    module = tensor.removesuffix(".weight")
+    return module, module.rpartition(".")[2]
+
+
+def linear_layers(parameters: Parameters) -> dict[str, HfTensor]:
+    """The matrices of one layer by the last parts of their modules' names."""
+    tensors = (tensor for stored in parameters.values() for tensor in stored)
+    return {module_of(t.name)[1]: t for t in tensors if t.columns is not None}
 
 
 def is_computed(name: str) -> bool:

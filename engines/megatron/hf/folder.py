@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import INDEX, SINGLE
+from engines.megatron.spec import Lora
 from infra.errors import InputError
 
 _NOT_COPIED = (".safetensors", ".parquet", ".jsonl")
@@ -113,6 +114,25 @@ def write_folder(
     for file, named in by_file.items():
         save_file(named, folder / file, metadata={"format": "pt"})
     _copy_beside(source.folder, folder)
+
+
+def write_adapters(folder: Path, tensors: Mapping[str, Tensor], lora: Lora) -> None:
+    """Write a folder that `peft` reads beside the model that was adapted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    modules = {name.removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
 
 
 def _copy_beside(source: Path, folder: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor
+from engines.megatron.adapters import PARAMETERS, Adapter, adapter_of
 from engines.megatron.parallel import Layout
 from engines.megatron.spec import Parallel
 
@@ -39,6 +40,8 @@ class MappedWeight:
     """the dimension that tensor-parallel ranks share; None if each holds the whole"""
     of_ranks: tuple[tuple[HfTensor, ...], ...] = ()
     """of a routed expert: what this parameter is made of on each expert-parallel rank in turn"""
+    adapter: Adapter | None = None
+    """what is added to it"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +71,8 @@ class ServedWeight:
 
     @property
     def local(self) -> Tensor:
-        return self.weight.param.detach()
+        own, adapter = self.weight.param.detach(), self.weight.adapter
+        return own if adapter is None else adapter.merged(own)
 
     @property
     def tp(self) -> int:
@@ -120,10 +124,13 @@ class ServedWeight:
 
 
 def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
-    """Every parameter of this rank, in the model's own order; then what routers keep beside."""
+    """Every parameter of this rank but those of adapters, in the model's own order; then what
+    routers keep beside."""
     first_layer, table = _first_layer(model), shape.family.tensors
     kept = (pair for pair in model.named_buffers() if pair[0].endswith(".expert_bias"))
     for name, param in chain(model.named_parameters(), kept):
+        if PARAMETERS in name:
+            continue
         if ".local_experts." in name:
             yield _expert_weight(name, param, first_layer, shape, layout)
             continue
@@ -136,7 +143,7 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
         if tensors[0].name == OUTPUT and shape.is_tied:
             # The last pipeline stage's own copy of the embedding.
             tensors = (replace(tensors[0], name=EMBEDDING),)
-        yield MappedWeight(param, tensors, split_dim)
+        yield MappedWeight(param, tensors, split_dim, adapter=adapter_of(model, name))
 
 
 def _expert_weight(

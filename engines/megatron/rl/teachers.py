@@ -22,6 +22,7 @@ from torch import Tensor
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
+from engines.megatron.adapters import PARAMETERS, adapters_off
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import load_weights
 from engines.megatron.model import PolicyModel
@@ -47,7 +48,8 @@ class Reference:
         own = _copies(policy)
         _put(policy, self.weights)
         try:
-            yield
+            with adapters_off(policy):
+                yield
         finally:
             _put(policy, own)
 
@@ -63,8 +65,9 @@ def _put(policy: PolicyModel, weights: list[Tensor]) -> None:
 
 
 def _weights(policy: PolicyModel) -> Iterator[Tensor]:
-    """With what routers keep beside: where it changes, the reference has another one."""
-    yield from policy.parameters()
+    """Without adapters, which only the policy has. With what routers keep beside: where it
+    changes, the reference has another one."""
+    yield from (p for name, p in policy.named_parameters() if PARAMETERS not in name)
     yield from (b for name, b in policy.named_buffers() if name.endswith(".expert_bias"))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.devices.device_kinds import TrainerPart
+from engines.megatron.adapters import adapters_off
 from engines.megatron.hf.layout import served_weights
 from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import control_group, start_parallel, stop_parallel
@@ -66,6 +67,9 @@ class RlTrainer(SftTrainer):
 
     def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
         """The same under the weights that this Trainer was made with."""
+        if self.spec.lora is not None:
+            with adapters_off(self.policy):
+                return self.score(flat, temperature)
         if self._reference is None:
             self._reference = Reference(self.policy, self._load_model)
         with self._reference.in_place(self.policy):

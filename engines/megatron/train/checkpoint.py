@@ -33,6 +33,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from engines.megatron import device
+from engines.megatron.adapters import PARAMETERS
 from engines.megatron.parallel import Layout
 from engines.megatron.train.optimizer_shards import OptimizerShards, optimizer_parts
 from infra.errors import InputError
@@ -84,13 +85,15 @@ class _CopyFirst(TorchDistSaveShardedStrategy):
 
 @dataclass(slots=True)
 class TrainingState:
-    """What a checkpoint contains, except the step count."""
+    """What a checkpoint contains, except the step count. Of a model with adapters these alone: the
+    rest stays as it was loaded."""
 
     model: DistributedDataParallel
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     layout: Layout
     seed: int
+    has_adapters: bool = False
     _strategy: FullyParallelSaveStrategyWrapper | None = field(default=None, init=False)
 
     def begin_save(self, folder: Path, steps_done: int) -> CheckpointBeingWritten:
@@ -139,7 +142,7 @@ class TrainingState:
         with device.cuda_means_cpu(), torch.no_grad():
             strategy = get_default_load_sharded_strategy(str(folder))
             state: Any = dist_checkpointing.load(wanted, str(folder), strategy)
-            self.model.load_state_dict(state["model"])
+            self.model.load_state_dict(state["model"], strict=not self.has_adapters)
             shards.loaded()
         self.scheduler.load_state_dict(common["scheduler"])
         steps_done: int = common["steps_done"]
@@ -169,7 +172,10 @@ class TrainingState:
         module: Any = self.model.module
         with device.cuda_means_cpu():
             # Megatron writes its process groups into the metadata: each call needs its own.
-            return module.sharded_state_dict(metadata={})
+            state = module.sharded_state_dict(metadata={})
+        if self.has_adapters:
+            return {name: part for name, part in state.items() if PARAMETERS in name}
+        return state
 
     def _rng(self, states: Any) -> ShardedObject:
         """One entry for each rank: every rank's random states are its own."""

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from engines.batching import TokenSequence
-from engines.megatron.hf.folder import HfWeights, write_folder
+from engines.megatron.adapters import whole_adapters
+from engines.megatron.hf.folder import HfWeights, write_adapters, write_folder
 from engines.megatron.train.objectives import SftObjective
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.stopwatch import Stopwatch
@@ -60,13 +61,18 @@ class SftTrainer(Training):
         return self.read(flat, {"temperature": temperature}, indices)
 
     def export(self, folder: Path, source: Path) -> None:
-        """Write a HF folder like `source` with the current weights; rank 0 writes."""
+        """Write a HF folder like `source` with the current weights; rank 0 writes. Adapters are
+        merged into them, and also in a folder of their own, as `peft` reads them."""
         tensors = self.gathered_weights()
         if tensors:
             weights = HfWeights(source)
             if self.shape.is_tied and "lm_head.weight" in weights.file_of:
                 tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
             write_folder(folder, tensors, weights, self.shape)
+        if self.spec.lora is not None:
+            adapters = whole_adapters(self.network, self.layout)
+            if self.layout.rank == 0:
+                write_adapters(folder / "adapter", adapters, self.spec.lora)
         self.wait_for_export()
 
 

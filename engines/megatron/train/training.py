@@ -36,12 +36,13 @@ from engines.devices.waiting_time import transfer_bound_s
 from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device, kernels
+from engines.megatron.adapters import add_adapters
 from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import gathered_tensors, load_weights
 from engines.megatron.layers import Routers
-from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
-from engines.megatron.options import check_layout
+from engines.megatron.model import DTYPES, PackedModel, build_model, freeze, transformer_config
+from engines.megatron.options import check_layout, check_lora
 from engines.megatron.options_table import filled
 from engines.megatron.parallel import current_layout, wait_for_all
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
@@ -88,6 +89,7 @@ class Training:
         decay ends there. Raises InputError for a folder, layout or option that cannot work."""
         config = read_config(model)
         check_layout(config, parallel, spec.megatron, spec.precision)
+        check_lora(config, spec.lora, has_value_head=has_value_head)
         self.spec, self.seed = spec, seed
         self.layout = current_layout(parallel)
         self.shape = model_shape(config)
@@ -104,7 +106,9 @@ class Training:
         self._routers = Routers.of(self.network, self.config)
         self._model = model
         self._load_model()
-        _freeze(self.network, frozen)
+        freeze(self.network, frozen)
+        if spec.lora is not None:
+            add_adapters(self.network, spec.lora, self.shape, self.layout, seed)
         self._ddp = self._data_parallel(self.network)
         self._optimizer_spec = optimizer
         self._optimizer = build_optimizer(
@@ -115,7 +119,8 @@ class Training:
         self._asleep: dict[TrainerPart, SleepingMemory] = {}
         self._waiting_room: dict[TrainerPart, HostMemory] = {}
         """of each part that slept; kept, because pinning memory takes longer than copying to it"""
-        self._state = TrainingState(self._ddp, self._optimizer, self._scheduler, self.layout, seed)
+        state = (self._ddp, self._optimizer, self._scheduler, self.layout, seed)
+        self._state = TrainingState(*state, has_adapters=spec.lora is not None)
         self._writing: CheckpointBeingWritten | None = None
 
     def _load_model(self) -> None:
@@ -235,7 +240,9 @@ class Training:
         """Metrics of a step that trained on these sequences once."""
         seconds = began.seconds
         tokens = int(flat.lengths.sum())
-        flops = float(self._flops(flat).sum()) + self.scored_flops
+        # No gradient of a frozen weight is computed: a third of a pass there and back.
+        trained = float(self._flops(flat).sum()) * (1.0 if self.spec.lora is None else 2 / 3)
+        flops = trained + self.scored_flops
         self.scored_flops = 0.0
         return {
             "lr": float(self._optimizer.param_groups[0]["lr"]),
@@ -391,10 +398,3 @@ def _in_turn(packs: Sequence[Pack], under_way: int) -> Iterator[Pack]:
         if number >= under_way:
             packs[number - under_way].forget_angles()
         yield pack
-
-
-def _freeze(network: PackedModel, frozen: Sequence[str]) -> None:
-    """Parameters with one of these parts in their names."""
-    for name, parameter in network.named_parameters():
-        if any(part in name for part in frozen):
-            parameter.requires_grad = False

@@ -224,7 +224,7 @@ def _trained(
         return
     layout = stage.resources.trainer
     needs = _trainer_needs(stage, trainer, layout, device_bytes)
-    policy = replace(needs, copies=_frozen_models(stage))
+    policy = replace(needs, copies=_frozen_models(stage, trainer))
     valued = replace(size, has_value_head=True, is_tied=False)
     trained = valued if "reward" in stage.spec.trained_roles else size
     yield RoleMemory(stage.name, "trainer", trained, policy, layout.world_size)
@@ -244,6 +244,7 @@ def _trainer_needs(
         tokens=max(trainer.most_tokens, -(-longest_sequence(stage) // layout.cp)),
         recompute=recompute_of(trainer.megatron),
         state=optimizer_state(trainer.precision, trainer.megatron),
+        lora=trainer.lora,
         place="cpu" if device_bytes is None else "cuda",
     )
 
@@ -256,9 +257,11 @@ def longest_sequence(stage: PlannedStage) -> int:
     return max((domain.max_new_tokens for domain in stage.spec.sampled_domains), default=0)
 
 
-def _frozen_models(stage: PlannedStage) -> int:
+def _frozen_models(stage: PlannedStage, trainer: TrainerSettings) -> int:
     policy = stage.spec.policy
-    reference = policy is not None and "reference" in policy.algorithm.needs
+    # Without its adapters the policy itself is the reference.
+    has_none = policy is None or trainer.lora is not None
+    reference = not has_none and "reference" in policy.algorithm.needs
     teachers = len(stage.spec.sampled_domains) if stage.spec.has_teachers else 0
     return int(reference) + teachers
 

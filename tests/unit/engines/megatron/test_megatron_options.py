@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engines.megatron.options import ALLOWED, check_layout
+from engines.megatron.options import ALLOWED, check_layout, check_lora
 from engines.megatron.options_table import TABLE, describe_options
 from engines.megatron.refused_options import named
-from engines.megatron.spec import Parallel
+from engines.megatron.spec import Lora, Parallel, TrainerSettings
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
@@ -54,6 +54,38 @@ def test_options_of_the_optimizer_and_of_data_parallelism_pass() -> None:
     offload = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1}
     overlap = {"overlap_grad_reduce": True, "bucket_size": 1000, "grad_reduce_in_fp32": False}
     check_layout(QWEN3, Parallel(dp=2), state | offload | overlap, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("lora", "config", "said"),
+    [
+        (
+            {"targets": ["q_proj", "qkv_proj"]},
+            {},
+            "no qkv_proj; allowed are q_proj, k_proj",
+        ),
+        ({"rank": 129}, {}, "trainer.lora.rank is 129; write 128 or less"),
+        ({}, {"model_type": "qwen3_moe", "moe_intermediate_size": 8, "num_experts": 4}, "mixture"),
+        ({}, {"has_value_head": True}, "critic.trainer"),
+    ],
+)
+def test_adapters_that_cannot_work_are_refused(
+    lora: dict[str, Any], config: dict[str, Any], said: str
+) -> None:
+    has_value_head = config.pop("has_value_head", False)
+    with pytest.raises(InputError, match=said):
+        check_lora(
+            QWEN3 | {"num_experts_per_tok": 2, "norm_topk_prob": True} | config,
+            Lora.model_validate(lora),
+            has_value_head=has_value_head,
+        )
+
+
+def test_adapters_that_nobody_wrote_are_not_in_the_settings() -> None:
+    """A digest of settings stays what it was before there were adapters."""
+    assert "lora" not in TrainerSettings().model_dump(mode="json")
+    written = TrainerSettings(lora=Lora(rank=8))
+    assert TrainerSettings.model_validate(written.model_dump(mode="json")) == written
 
 
 def test_the_committed_table_is_the_installed_megatron() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.megatron.spec import Parallel
+from engines.families.common.registry import model_shape
+from engines.megatron.spec import Lora, Parallel
 from engines.memory.activations import (
     NOTHING,
     Recompute,
@@ -16,6 +17,7 @@ from engines.memory.activations import (
     recompute_of,
 )
 from engines.memory.loss import loss_memory
+from engines.memory.model_size import size_of
 from engines.memory.trainer_memory import (
     TrainerMemory,
     TrainerNeeds,
@@ -23,6 +25,7 @@ from engines.memory.trainer_memory import (
     rank_weights,
     trainer_memory,
 )
+from tests.unit.engines.megatron.test_megatron_options import QWEN3
 from tests.unit.engines.memory.test_model_size import small
 
 pytestmark = pytest.mark.unit
@@ -78,6 +81,21 @@ def test_experts_are_replicated_less_often() -> None:
 def test_a_frozen_model_costs_as_much_as_the_weights() -> None:
     needs = TrainerNeeds(Parallel(), "bf16", 1, copies=2)
     assert trainer_memory(small(), needs).copies == 2 * 2 * 1464
+
+
+@pytest.mark.parametrize(("layout", "added"), [({}, 65536), ({"tp": 2}, 47104)])
+def test_only_adapters_have_gradients_and_an_optimizer(layout: dict[str, int], added: int) -> None:
+    """A layer of rank 8: q and o 128 + 128, k and v 128 + 64, gate, up and down 128 + 256; together
+    2048 x 8. With tp 2 the sides that ranks share out are halved: q and o 64 + 128, k and v
+    32 + 128, the others 128 + 128; together 1472 x 8."""
+    size = size_of(model_shape(QWEN3))
+    needs = TrainerNeeds(Parallel(**layout), "bf16", 1, copies=1, lora=Lora(rank=8))
+    memory = trainer_memory(size, needs)
+    assert memory.weights == 2 * (rank_weights(size, needs.layout, 0).all + added)
+    assert (memory.gradients, memory.optimizer) == (4 * added, 12 * added)
+    assert memory.copies == memory.weights - 2 * added
+    some = replace(needs, lora=Lora(rank=8, targets=["q_proj"]))
+    assert trainer_memory(size, some).gradients == 4 * 4 * 8 * (128 + 128 // needs.layout.tp)
 
 
 def test_a_critic_has_a_number_in_place_of_logits() -> None:

@@ -72,7 +72,7 @@ def test_fifty_steps_end_where_those_of_transformers_do(tmp_path: Path) -> None:
     source = tmp_path / "source"
     model = make_model("phi3", source)
     batches = [sequences(SHORT, seed) for seed in range(STEPS)]
-    adam = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-8}
+    adam: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-8}
     with one_rank():
         optimizer = Optimizer(**adam, beta2=0.95, clip_grad=0.0)
         spec = TrainerSettings(lora=LORA)
@@ -115,7 +115,7 @@ def train(trainer: Any, folder: Path, source: Path, teacher: Path) -> dict[str, 
     assert trainer.sft_steps([sequences(LENGTHS, 4)])[0]["loss"] == further[0]["loss"]
     resumed = weights(trainer)
     rollouts = samples(batch, [[x - 0.1 * (j % 5) for j, x in enumerate(v)] for v in first])
-    with_kl = Algorithm(kl={"coef": 0.1}, mini_batches=1)
+    with_kl = Algorithm.model_validate({"kl": {"coef": 0.1}, "mini_batches": 1})
     reinforced = trainer.rl_step(StepInputs(rollouts, with_kl, False)).metrics
     trainer.load_teachers({"test": teacher})
     taught = trainer.rl_step(StepInputs(rollouts, Algorithm(preset="opd", mini_batches=1), False))

@@ -222,7 +222,8 @@ def check_kind(where: str, value: Any, kinds: Iterable[str]) -> None:
     """Raise InputError if `value` is of none of the kinds."""
     allowed = list(kinds)
     if not any(_is_kind(value, kind) for kind in allowed):
-        raise InputError(f"{where} takes {' or '.join(allowed)}, got {value!r}")
+        named = " or ".join(kind.removeprefix("=") for kind in allowed)
+        raise InputError(f"{where} takes {named}, got {value!r}")
 
 
 def _is_kind(value: Any, kind: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from infra.config import check_kind, unknown_option
 from infra.errors import InputError
@@ -200,6 +201,19 @@ _SET_BY_US = {
     "tp_size": "it comes from resources: tp_per_server",
     "weight_version": "the fleet sets it",
 }
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "chunked_prefill_size": (-1, math.inf),  # -1: never in parts
+    "gc_threshold": (0, math.inf),
+    "log_requests_level": (0, 3),
+    "mem_fraction_static": (0.01, 0.99),
+    "numa_node": (0, math.inf),
+    "schedule_conservativeness": (0, math.inf),
+    "soft_watchdog_timeout": (0.001, math.inf),
+    "watchdog_timeout": (0.001, math.inf),
+}
+"""least and largest number; of all others 1 is the least"""
+_OF_TEXTS = ("log_requests_target",)
+"""lists of texts; all others are of whole numbers"""
 _KINDS: dict[Any, str] = {
     bool: "bool",
     int: "int",
@@ -226,6 +240,22 @@ def check_options(options: Mapping[str, Any], *, is_role: bool = False) -> None:
             raise InputError(
                 f"fleet.sglang.{name} cannot be used: {why_refused(name)}; leave it out"
             )
+        _check_numbers(f"fleet.sglang.{name}", name, options[name])
+
+
+def _check_numbers(where: str, name: str, value: Any) -> None:
+    """Raise InputError for a number, or one of a list, that no server can work with: SGLang says so
+    late, when a stage starts its servers, or not at all."""
+    listed = cast("list[Any]", value) if isinstance(value, list) else None
+    kind, wanted = (str, "texts") if name in _OF_TEXTS else (int, "whole numbers")
+    if listed is not None and (not listed or any(type(each) is not kind for each in listed)):
+        raise InputError(f"{where} is {value!r}; write a list of {wanted}, or leave it out")
+    low, high = _BOUNDS.get(name, (1, math.inf))
+    for each in [value] if listed is None else listed:
+        is_number = isinstance(each, int | float) and not isinstance(each, bool)
+        if is_number and not low <= each <= high:
+            allowed = f"from {low} to {high}" if high < math.inf else f"of {low} or more"
+            raise InputError(f"{where} is {value!r}; write a number {allowed}, or leave it out")
 
 
 def check_known(options: Mapping[str, Any]) -> None:
@@ -261,7 +291,8 @@ def _kinds(annotation: Any) -> set[str]:
     """Kinds that an annotation allows; empty if one of its parts is no plain data."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        return _kinds(typing.get_args(annotation)[0])
+        kind, *notes = typing.get_args(annotation)
+        return _chosen(_kinds(kind), notes)
     if origin is typing.Literal:
         return {_literal(value) for value in typing.get_args(annotation)}
     if origin in (typing.Union, types.UnionType):
@@ -270,6 +301,15 @@ def _kinds(annotation: Any) -> set[str]:
     container = {list: "list", tuple: "list", set: "list", dict: "dict"}.get(origin or annotation)
     kind = container or _KINDS.get(annotation)
     return set() if kind is None else {kind}
+
+
+def _chosen(kinds: set[str], notes: Sequence[Any]) -> set[str]:
+    """The texts that SGLang lets an option choose from, in place of any text."""
+    found = (getattr(note, "choices", None) for note in notes)
+    choices: list[Any] = next(filter(None, found), [])
+    if "str" not in kinds or not choices or not all(isinstance(each, str) for each in choices):
+        return kinds
+    return kinds - {"str"} | {f"={each}" for each in choices}
 
 
 def _literal(value: Any) -> str:

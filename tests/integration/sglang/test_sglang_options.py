@@ -105,7 +105,7 @@ from engines.sglang.spec import FleetSpec
 def made(options):
     return ServerArgs(**server_options(FleetSpec(sglang=options), Path(sys.argv[1]), 30000, 4, 0))
 
-hints = typing.get_type_hints(ServerArgs)
+hints = typing.get_type_hints(ServerArgs, include_extras=True)
 fields = {name: hints.get(name) for name in inspect.signature(ServerArgs).parameters}
 changed, plain = json.loads(sys.argv[2]), made({})
 found = {name: (getattr(plain, name), getattr(made({name: value}), name))

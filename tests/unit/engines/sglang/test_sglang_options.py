@@ -15,6 +15,7 @@ pytestmark = pytest.mark.unit
 
 def test_known_options_of_the_right_kind_pass() -> None:
     check_options({"max_running_requests": 64, "schedule_policy": "fcfs", "log_requests": True})
+    check_options({"chunked_prefill_size": -1, "page_size": None, "numa_node": [0]})
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,16 @@ def test_known_options_of_the_right_kind_pass() -> None:
         ({"max_running_request": 64}, "did you mean max_running_requests"),
         ({"max_running_requests": "many"}, "takes int or null, got 'many'"),
         ({"max_running_requests": True}, "got True"),
+        ({"schedule_policy": "fifo"}, "takes dfs-weight or fcfs or .*, got 'fifo'"),
+        ({"dtype": "int8"}, "takes auto or bfloat16 or .*, got 'int8'"),
+        ({"attn_dp_size": 0}, "is 0; write a number of 1 or more"),
+        ({"page_size": 0}, "is 0; write a number of 1 or more"),
+        ({"chunked_prefill_size": -2}, "is -2; write a number of -1 or more"),
+        ({"mem_fraction_static": 5}, "is 5; write a number from 0.01 to 0.99"),
+        ({"log_requests_level": 4}, "is 4; write a number from 0 to 3"),
+        ({"cuda_graph_bs_decode": [1, 0]}, r"is \[1, 0\]; write a number of 1 or more"),
+        ({"cuda_graph_bs_decode": ["a"]}, "write a list of whole numbers"),
+        ({"log_requests_target": [1]}, "write a list of texts"),
         ({"tp_size": 2}, "tp_per_server"),
         ({"dp_size": 2}, "refuses new weights .* attn_dp_size"),
         ({"enable_dp_attention": True}, "attn_dp_size"),
@@ -72,6 +83,7 @@ def test_attention_is_shared_among_the_ranks_of_a_server() -> None:
 
 
 def test_annotations_become_kinds() -> None:
+    from types import SimpleNamespace
     from typing import Annotated, Literal
 
     fields = {
@@ -80,6 +92,8 @@ def test_annotations_become_kinds() -> None:
         "c": Literal["x", "y"],
         "d": type(sys),
         "e": dict[str, int] | str,
+        "f": Annotated[str | None, SimpleNamespace(choices=["x", "y"])],
+        "g": Annotated[int, SimpleNamespace(choices=[0, 1])],
     }
     assert describe(fields) == {
         "a": ["int", "null"],
@@ -87,6 +101,8 @@ def test_annotations_become_kinds() -> None:
         "c": ["=x", "=y"],
         "d": [],
         "e": ["dict", "str"],
+        "f": ["=x", "=y", "null"],
+        "g": ["int"],
     }
 
 

@@ -261,6 +261,7 @@ def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str
         yield from _mini_batches(stage.where, stage.spec)
         for field, optimizer, updates in stage.spec.optimizers:
             yield from _fits(f"{stage.where}.{field}", optimizer, updates)
+            yield from _decays(f"{stage.where}.{field}", optimizer)
     yield from _context(recipe, plan)
 
 
@@ -305,6 +306,22 @@ def _fits(where: str, optimizer: Optimizer, updates: int) -> Iterator[str]:
         yield (
             f"{where}.warmup_steps: is {optimizer.warmup_steps}, longer than the stage, which has"
             f" {updates} optimizer steps; allowed: 0 to {updates}"
+        )
+
+
+def _decays(where: str, optimizer: Optimizer) -> Iterator[str]:
+    """Whether a shape of decay and the rate that it ends with say the same."""
+    ratio, shape = optimizer.min_lr_ratio, optimizer.decay
+    if shape == "constant" and ratio != 1:
+        yield (
+            f"{where}.min_lr_ratio: is {ratio:g}, and has no effect with `decay: constant`;"
+            " leave it out, or write `decay: linear` or `cosine`"
+        )
+    if shape != "constant" and ratio == 1:
+        yield (
+            f"{where}.decay: {shape} ends at min_lr_ratio times the peak learning rate, and that"
+            " is 1 unless you write it: the rate would stay as it is. Add e.g. `min_lr_ratio: 0.1`,"
+            " or leave `decay` out"
         )
 
 

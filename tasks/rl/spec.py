@@ -204,6 +204,12 @@ class RlSpec(StageSpec):
                 f"critic: nothing uses it, as advantage {settings.algorithm.advantage.kind} has"
                 " none; leave it out, or choose `algorithm: {preset: ppo}`"
             )
+        for domain in self.domains:
+            if not any(term.weight for term in domain.rewards):
+                yield (
+                    f"domain {domain.name}: each of its rewards has weight 0, so every answer gets"
+                    " the reward 0 and nothing can be learned; leave `weight` out of one"
+                )
         if settings.on_stale == "requeue" and not settings.max_staleness:
             yield (
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"

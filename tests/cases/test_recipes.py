@@ -13,6 +13,7 @@ pytestmark = pytest.mark.unit
 PATH = "experts.roman.path"
 SFT, RL = f"{PATH}.0.sft", f"{PATH}.1.rl"
 DOMAIN, SIZE = "experts.roman.domain", "base.random"
+WEIGHTLESS = "{name: 'numerals:Exact', outcome: true, weight: 0}"
 
 CHANGES: list[tuple[str, str]] = [
     # names of fields and their types
@@ -68,9 +69,9 @@ CHANGES: list[tuple[str, str]] = [
     (f"{DOMAIN}.rewards.1.outcome=true", "2 rewards say `outcome: true`; exactly one must"),
     (f"{DOMAIN}.curriculum.options={{topp: 5}}", "has no option 'topp'. Did you mean 'top'?"),
     (f"{DOMAIN}.curriculum.name=numerals:Numeral", "Did you mean 'Numerals'?"),
-    (f"{DOMAIN}.curriculum.options.top=many", "does not accept its options"),
+    (f"{DOMAIN}.curriculum.options.top=many", "option 'top' takes int, got 'many'"),
     (f"{DOMAIN}.curriculum.options.noise=-3", "`noise` is a share from 0 to 1, not -3"),
-    (f"{DOMAIN}.curriculum.options.noise=low", "does not accept its options"),
+    (f"{DOMAIN}.curriculum.options.noise=low", "option 'noise' takes float, got 'low'"),
     (f"{DOMAIN}.max_turns=3", f"{DOMAIN}.max_turns: is 3, but its curriculum has no environment"),
     ("hooks=[romans.py]", "romans.py is missing"),
     # numbers that no machine or model could take
@@ -105,6 +106,11 @@ CHANGES: list[tuple[str, str]] = [
         " steps; allowed: 0 to 150",
     ),
     (f"{RL}.optimizer.warmup_steps=13", f"{RL}.optimizer.warmup_steps: is 13, longer than the"),
+    (f"{RL}.optimizer.decay=cosine", f"{RL}.optimizer.decay: cosine ends at min_lr_ratio times"),
+    (f"{RL}.optimizer.min_lr_ratio=0.5", "is 0.5, and has no effect with `decay: constant`"),
+    (f"{RL}.critic={{optimizer: {{lr: 1e-3, decay: linear}}}}", "critic: nothing uses it"),
+    # what would train nothing
+    (f"{DOMAIN}.rewards=[{WEIGHTLESS}]", "each of its rewards has weight 0"),
     # stages, layouts, engines, store
     ("resources={trainer_ranks: 3, default: {trainer: {tp: 3}}}", "tp 3 does not divide"),
     ("resources={trainer_ranks: 1, default: {trainer: {tp: 2}}}", "trainer_ranks is 1"),

@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from infra.config import check_kind
 from infra.errors import InputError
 from infra.secret_references import resolved, without_secrets
 
@@ -127,17 +130,46 @@ def _import(kind: str, name: str, module: str) -> Any:
 def check_options(
     kind: str, name: str, factory: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
-    """Raises `InputError` for an option that the factory does not take."""
+    """Raises `InputError` for an option that the factory does not take, and for a value that its
+    parameter's annotation excludes: Python would take "false" for true."""
     try:
-        parameters = inspect.signature(factory).parameters
+        parameters = _signature(factory).parameters
     except ValueError:  # a callable of a C extension tells nothing of its parameters
         return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     allowed = [p.name for p in parameters.values() if p.kind is not p.POSITIONAL_ONLY]
-    for option in options:
-        if option not in allowed:
+    for option, value in options.items():
+        if option in allowed:
+            kinds = _kinds_of(parameters[option])
+            if kinds:
+                check_kind(f"{kind} {name!r}: option {option!r}", value, kinds)
+        elif not takes_any:
             raise InputError(
                 f"{kind} {name!r} has no option {option!r}.{did_you_mean(option, allowed)} "
                 f"Allowed: {', '.join(allowed) or 'none'}."
             )
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature:
+    """With annotations as types where their names can be found; else as they are written."""
+    try:
+        return inspect.signature(factory, eval_str=True)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return inspect.signature(factory)
+
+
+_KINDS: Mapping[Any, str] = {
+    bool: "bool", int: "int", float: "float", str: "str", type(None): "null",
+}  # fmt: skip
+
+
+def _kinds_of(parameter: inspect.Parameter) -> list[str]:
+    """The kinds of plain value that a parameter is annotated with; empty where it says none, or
+    one that is not looked at here."""
+    given: Any = parameter.annotation
+    union = typing.get_origin(given) in (typing.Union, types.UnionType)
+    parts = typing.get_args(given) if union else (given,)
+    kinds = [_KINDS.get(part, "") if isinstance(part, type) else "" for part in parts]
+    if not all(kinds):
+        return []
+    return [*kinds, "null"] if parameter.default is None and "null" not in kinds else kinds

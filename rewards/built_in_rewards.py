@@ -84,7 +84,8 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     factory = resolve("reward", name, BUILT_IN)
     options = options or {}
     if _judges(factory, options):
-        check_options("reward", name, factory, options)
+        # without the transcript's own parameter, which no option may name
+        check_options("reward", name, functools.partial(factory, None), options)
         return OwnReward(_alone(name, functools.partial(factory, **options)))
     reward: Any = construct("reward", name, factory, options)
     if not callable(reward):

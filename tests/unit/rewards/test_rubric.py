@@ -250,8 +250,12 @@ async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch)
     monkeypatch.setitem(sys.modules, "hook_under_test", sys.modules[__name__])
     reward = build("hook_under_test:always", {"score": 0.25})
     assert (await reward(_transcript())).score == 0.25
-    with pytest.raises(InputError, match="Did you mean 'score'"):
+    with pytest.raises(InputError, match="Did you mean 'score'\\? Allowed: score"):
         build("hook_under_test:always", {"scores": 1})
+    with pytest.raises(InputError, match="option 'score' takes float, got"):
+        build("hook_under_test:always", {"score": "0.25"})
+    with pytest.raises(InputError, match="option 'ignore_case' takes bool, got 'false'"):
+        build("exact", {"ignore_case": "false"})
 
 
 @pytest.mark.parametrize(

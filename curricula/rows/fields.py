@@ -112,7 +112,7 @@ class Fields:
         if self.holds(name):
             return self.get(name)
         if "+" in name:
-            parts = [self.column(part) for part in name.split("+")]
+            parts = [self.column(part.strip()) for part in name.split("+")]
             return "\n".join(filter(None, (text_of(p, name) for p in parts)))
         parts = name.split(".")
         for at in range(len(parts) - 1, 0, -1):

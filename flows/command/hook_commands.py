@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from engines.algorithms.parts import Need
 from flows.checks.contracts import Contract, faults_of
+from flows.checks.hook_checks import hook_problems
 from flows.checks.trial.tried_parts import OfDomain, findings_about
 from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
@@ -84,6 +85,8 @@ def _importable(path: str, curriculum: str) -> tuple[str, str]:
     if files:
         beside = next((found for found in map(_recipe_beside, files) if found), None)
         hooks = [str(file) for file in files]
+        if wrong := list(hook_problems(hooks, [])):
+            raise InputError("test-hook: " + "; ".join(wrong))
         if beside is not None:
             hooks = list(dict.fromkeys([*hooks, *beside.hooks]))
             tried_on = tried_on or _curriculum_of(beside, name)

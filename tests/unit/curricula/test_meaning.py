@@ -154,9 +154,10 @@ def test_an_answer_that_was_cut_off_is_refused(name: str, value: Any, is_cut: bo
 def test_named_columns_let_others_stay():
     unread = sft(talk(ASK, ANSWER, documents=["a"], prompt="b"), messages="messages").unread
     assert unread == {"documents", "prompt"}
-    named = {"prompt": "passage+question", "completion": "answer"}
-    read = sft(QA | {"passage": "Ann came.", "explanation": "As."}, **named)
-    assert (read.messages[0].content, read.unread) == ("Ann came.\n12+30", {"explanation"})
+    for both in ("passage+question", "passage + question"):
+        named = {"prompt": both, "completion": "answer"}
+        read = sft(QA | {"passage": "Ann came.", "explanation": "As."}, **named)
+        assert (read.messages[0].content, read.unread) == ("Ann came.\n12+30", {"explanation"})
     for name in ("image_path", "System", "available_tools", "passage", "query", "enable_thinking"):
         with pytest.raises(BadRow, match=f"has `{name}`, which is not read"):
             prompt(QA | {name: "[]{}"})

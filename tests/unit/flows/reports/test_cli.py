@@ -270,6 +270,8 @@ MISTAKES = {
     "run cpu-smoke --name 'Bad Name'": "small letters, digits and `-`",
     "test-hook r.py:nothing": "It has: judged.",
     "test-hook r.py:judgd": "Did you mean 'judged'?",
+    "test-hook statistics.py:mean": "has the name of a module of Python's own library",
+    "test-hook my-r.py:judged": "my-r.py cannot be imported under that name; rename it",
     "fleet up nothing.yaml": "cannot be read: No such file or directory; give the file",
     "save cpu-smoke 'A b'": "name: has only small letters, digits and `-`",
 }
@@ -283,7 +285,8 @@ def test_a_mistake_is_named_with_what_to_do(
     (tmp_path / "empty.yaml").write_text("")
     (tmp_path / "tab.yaml").write_text("name:\tx\n")
     (tmp_path / "q.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 60)
-    (tmp_path / "r.py").write_text("def judged(transcript):\n    return True\n")
+    for name in ("r.py", "my-r.py", "statistics.py"):
+        (tmp_path / name).write_text("def judged(transcript):\n    return True\n")
     (tmp_path / "m").mkdir()
     assert _exit_code(*shlex.split(line)) == 2
     told = " ".join(capsys.readouterr().err.split())

@@ -271,7 +271,7 @@ def built(name, options=None, is_beside_training=False):
         ("by-difficulty", {"fresh": 1.5}, False, "`fresh` is above 0 and at most 1"),
         ("by-difficulty", {"floor": float("nan")}, False, "`floor` is from 0 to 1"),
         ("by-difficulty", {"half_life": 0}, False, "`half_life` is above 0"),
-        ("by-difficulty", {"problems": 2.5}, False, "problems 2.5: give a whole number from 1 on"),
+        ("by-difficulty", {"problems": 2.5}, False, "option 'problems' takes int or null, got 2.5"),
         ("by-difficulty", {"share": 1}, False, "share"),
         ("by-difficulty", {}, True, "learns from results .* set `max_staleness: 0`"),
         (f"{__name__}:Struggling", {}, True, "learns from results .* set `max_staleness: 0`"),

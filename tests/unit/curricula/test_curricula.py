@@ -192,7 +192,7 @@ def test_names_and_words_are_distinct_single_words():
         ("reasoning", {"levels": []}, "`levels` is empty"),
         ("reasoning", {"levels": ["easy", "easy"]}, "twice"),
         ("reasoning", {"noise": 3}, "`noise`"),
-        ("reasoning", {"thinking": "yes"}, "`thinking`"),
+        ("reasoning", {"thinking": "yes"}, "'thinking' takes bool, got 'yes'"),
         ("agent", {"max_calls": 0}, "`max_calls`"),
         ("agent", {"sandbox": "none"}, "`sandbox`"),
         ("agent", {"thinking": True}, "no option 'thinking'"),

@@ -114,6 +114,8 @@ def _alone(name: str, reward: Callable[..., Any]) -> Callable[..., Any]:
             f" with one transcript alone. Write `def adapted(transcript): return {call}` and name"
             " `adapted` (what a row says beside its prompt is in transcript.problem.reference)"
         )
+    if [p.name for p in parameters[:1]] == ["transcripts"]:
+        raise InputError(f"reward {name!r} judges a group: write `group: true` beside its name")
     takes_one = any(p.kind in (*_BY_PLACE, p.VAR_POSITIONAL) for p in parameters[:1])
     missing = [p.name for p in parameters[1:] if _is_asked_for(p) or _is_asked_for(p, by_name=True)]
     if parameters and takes_one and not missing:

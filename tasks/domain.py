@@ -130,6 +130,20 @@ class RewardTerm(RewardSpec):
     """factor in the training reward; may be negative"""
     outcome: bool = False
     """whether its score is the domain's outcome (exactly one term is)"""
+    group: Annotated[bool, RESULT_NEUTRAL] = False
+    """whether it judges all rollouts of a problem together: `def reward(transcripts)`. That follows
+    from the reward, which is refused otherwise, and so is not in a digest"""
+
+    @model_validator(mode="after")
+    def _may_judge_groups(self) -> Self:
+        if self.group and self.name in REWARDS:
+            raise ValueError(f"group: {self.name} judges one rollout; only a reward of yours may")
+        if self.group and self.outcome:
+            raise ValueError(
+                "group: an outcome is what one rollout is worth by itself; give another reward"
+                " `outcome: true`"
+            )
+        return self
 
 
 class DriverSpec(HookSpec):

@@ -29,6 +29,7 @@ from infra.processes.part_process import PartFailed, PartProcess, PartRaised
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.built_in_rewards import QUICK
 from rewards.built_in_rewards import build as build_reward
+from rewards.group_rewards import GroupRubric, GroupTerm
 from rewards.judges.served import build_served
 from rewards.rubric import Rubric, Term
 from rewards.verdicts import NoVerdict
@@ -88,12 +89,32 @@ class ProcessReward:
 
     async def __call__(self, transcript: Transcript) -> Verdict:
         """Raises PartFailed, and NoVerdict for what is none."""
-        try:
-            return await self.process.call("__call__", transcript, about=transcript.problem.id)
-        except PartRaised as error:
-            if error.types[0] == f"{NoVerdict.__module__}.{NoVerdict.__qualname__}":
-                raise NoVerdict(error.text) from None
-            raise
+        return await _verdict_of(self.process, transcript, transcript.problem.id)
+
+
+BUILD_GROUP_REWARD = "rewards.group_rewards:build_group_reward"
+
+
+class ProcessGroupReward:
+    """Asks a reward of groups behind a `PartProcess`; one call a group."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        self.process = PartProcess(
+            f"reward {name!r}", BUILD_GROUP_REWARD, (name, dict(options)), timeout_s
+        )
+
+    async def __call__(self, transcripts: Sequence[Transcript]) -> Sequence[Verdict]:
+        """Raises PartFailed, and NoVerdict for what is none."""
+        return await _verdict_of(self.process, list(transcripts), transcripts[0].problem.id)
+
+
+async def _verdict_of(process: PartProcess, asked: object, about: str) -> Any:
+    try:
+        return await process.call("__call__", asked, about=about)
+    except PartRaised as error:
+        if error.types[0] == f"{NoVerdict.__module__}.{NoVerdict.__qualname__}":
+            raise NoVerdict(error.text) from None
+        raise
 
 
 @runtime_checkable
@@ -122,6 +143,8 @@ class OpenDomain:
     """what a conversation acts on; a driver may have a world of its own"""
     processes: Sequence[PartProcess]
     """of the parts that are not ours, or run what is not ours"""
+    group_processes: Sequence[PartProcess] = ()
+    """of rewards that judge groups: where these come together, and not where they are rolled out"""
     connected: Sequence[Connected] = ()
     """rewards with connections of their own, to servers that are not ours"""
 
@@ -133,7 +156,14 @@ def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None)
     environment, processes = _environment(domain, curriculum)
     terms: list[Term] = []
     connected: list[Connected] = []
+    groups: list[GroupTerm] = []
+    group_processes: list[PartProcess] = []
     for term in _rewards(domain):
+        if term.group:
+            judge = ProcessGroupReward(term.name, term.options, term.timeout_s)
+            groups.append(GroupTerm(term.name, term.weight, judge, tuple(term.sources)))
+            group_processes.append(judge.process)
+            continue
         reward = _reward(term, roles)
         connected += [reward] if isinstance(reward, Connected) else []
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
@@ -148,9 +178,10 @@ def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None)
         judge=Rubric(terms),
         driver=driver,
         max_new_tokens=domain.max_new_tokens,
+        group_judge=GroupRubric(groups) if groups else None,
         driver_timeout_s=None if named.name in DRIVERS else named.timeout_s,
     )
-    return OpenDomain(live, environment, processes, connected)
+    return OpenDomain(live, environment, processes, group_processes, connected)
 
 
 def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:

@@ -121,19 +121,20 @@ async def open_parts(
     roles: RoleClients,
     *,
     rolls_here: bool = True,
+    judges_groups: bool = True,
 ) -> tuple[Chat, list[LiveDomain]]:
     """The model's chat format and the live domains, built in a thread: their imports take time.
     `roles` are what their rewards ask.
 
-    Where this process rolls out, the processes of the user's own parts are started; they end with
-    the stack. Raises InputError.
+    Where this process rolls out, the processes of the user's own parts are started, and where it
+    judges groups those of such rewards; they end with the stack. Raises InputError.
     """
     chat, opened = await asyncio.to_thread(_open_parts, model, domains, roles)
     for reward in (reward for domain in opened for reward in domain.connected):
         stack.push_async_callback(reward.close)
-    if not rolls_here:
-        return chat, [domain.live for domain in opened]
-    processes = [process for domain in opened for process in domain.processes]
+    processes = [process for domain in opened for process in domain.processes if rolls_here]
+    if judges_groups:
+        processes += [process for domain in opened for process in domain.group_processes]
     for process in processes:
         stack.push_async_callback(process.close)
     await asyncio.gather(*[process.start() for process in processes])

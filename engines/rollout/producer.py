@@ -17,6 +17,7 @@ from itertools import islice
 
 from engines.rollout.buffers import GroupBuffer
 from engines.rollout.filters import AskFilter, Drop
+from engines.rollout.group_judging import judge_together
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.journals import Finished, RolloutJournal, TicketTurns, TurnJournal
 from engines.rollout.records.take_log import Take
@@ -123,6 +124,7 @@ class Producer:
                 on_finished=lambda rollout: self._keep(ticket, rollout),
                 turns=self._turns_of(ticket),
             )
+            rollouts = await judge_together(ticket.domain, rollouts)
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         return Group(ticket.problem, samples, ticket.number)
 

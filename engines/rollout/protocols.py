@@ -106,6 +106,14 @@ class Judge(Protocol):
     async def judge(self, transcript: Transcript) -> Judgement: ...
 
 
+class GroupJudge(Protocol):
+    """Never raises: a reward that raised is a judgement with `failed` set of each rollout."""
+
+    async def judge(self, transcripts: Sequence[Transcript]) -> Sequence[Judgement]:
+        """What is added to the reward of each rollout of one problem."""
+        ...
+
+
 class PolicyTrainer(Protocol):
     """The trainer as the RL loop sees it."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.group_judging import judge_together
 from engines.rollout.records.journals import Finished, RolloutJournal
 from engines.rollout.roller import RollsGroups, Window
 from engines.types import Problem, Rollout
@@ -61,8 +62,8 @@ async def sample_rollouts(
     Every `draw` of the same problems has others.
     """
 
-    def roll(problem: Problem) -> Awaitable[list[Rollout]]:
-        return roller.roll_group(
+    async def roll(problem: Problem) -> list[Rollout]:
+        rollouts = await roller.roll_group(
             domain,
             problem,
             samples,
@@ -72,6 +73,7 @@ async def sample_rollouts(
             known=kept.known,
             on_finished=kept.keep,
         )
+        return await judge_together(domain, rollouts)
 
     groups = await _each(problems, samples, roll, roller.window)
     for rollout in (r for group in groups for r in group):

@@ -193,7 +193,7 @@ def kind_of(name: str) -> Kind:
             if any(marker in annotation for annotation in annotations):
                 return kind
         names = _parameters(found)
-        if names[:1] == ["transcript"] or framework_of(names):
+        if names[:1] in (["transcript"], ["transcripts"]) or framework_of(names):
             return "reward"
         words = re.findall(r"[a-z]+", name.rpartition(":")[2].lower())
         meant: set[Kind] = {_WORDS[word] for word in words if word in _WORDS}

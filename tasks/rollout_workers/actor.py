@@ -58,7 +58,9 @@ class RolloutWorkerActor:
                 (folder / name).write_bytes(content)
             roles = RoleClients(self._open, setup.domains)
             await roles.connect(setup.roles)
-            chat, domains = await open_parts(self._open, folder, setup.domains, roles)
+            chat, domains = await open_parts(
+                self._open, folder, setup.domains, roles, judges_groups=False
+            )
         client = GenerationClient(
             setup.router_url,
             max_batch=setup.max_batch,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End, SessionHost
-from engines.rollout.protocols import DRIVERS, Judge
+from engines.rollout.protocols import DRIVERS, GroupJudge, Judge
 from engines.types import (
     AssistantTurn,
     Curriculum,
@@ -59,6 +59,8 @@ class LiveDomain:
     """generated tokens of one rollout, over all its turns"""
     driver_timeout_s: float | None = None
     """what the driver may take between two turns; None: its own parts have their limits"""
+    group_judge: GroupJudge | None = None
+    """who judges all rollouts of a problem together, after `judge`; None: nobody does"""
 
 
 class Conversation:

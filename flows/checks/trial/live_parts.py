@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from flows.checks.contracts import faults_of
 from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Attempts
 from flows.checks.trial.request import CustomPart, PlacedCurriculum, PlacedDomain
 from infra.errors import EngineError, InputError
+from rewards.group_rewards import GroupReward
 from rewards.rubric import Rubric, Term
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
@@ -87,6 +88,8 @@ class LiveParts:
     curriculum: Curriculum
     environment: Environment | None
     terms: Sequence[Term]
+    groups: Mapping[int, GroupReward]
+    """by position among the terms, rewards that judge groups"""
     blind_to_turns: Sequence[str] = ()
     """as the placed domain has it"""
 
@@ -101,7 +104,7 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
 
     where, domain = placed.where, placed.domain
     before = len(attempts.problems)
-    terms = _build_rewards(f"{where}.rewards", domain, attempts)
+    terms, groups = _build_rewards(f"{where}.rewards", domain, attempts)
     named, at = domain.curriculum, f"{where}.curriculum"
     curriculum: Any = None
     if imported(at, "curriculum", named.name, attempts):
@@ -123,7 +126,8 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
         )
     if len(attempts.problems) > before:
         return None
-    return LiveParts(where, domain, curriculum, environment, terms, placed.blind_to_turns)
+    blind = placed.blind_to_turns
+    return LiveParts(where, domain, curriculum, environment, terms, groups, blind)
 
 
 async def unasked(transcript: Transcript) -> Verdict:
@@ -131,13 +135,26 @@ async def unasked(transcript: Transcript) -> Verdict:
     raise EngineError("no model is asked while parts are tried")
 
 
-def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[Term]:
+def _build_rewards(
+    where: str, domain: Domain, attempts: Attempts
+) -> tuple[Sequence[Term], Mapping[int, GroupReward]]:
+    """One term a reward, and by position those that judge groups, which its term does not ask."""
     from rewards.built_in_rewards import build
+    from rewards.group_rewards import build_group_reward
 
     terms: list[Term] = []
+    groups: dict[int, GroupReward] = {}
     for index, t in enumerate(domain.rewards):
         at = f"{where}.{index}"
         if not imported(at, "reward", t.name, attempts):
+            continue
+        if t.group:
+            fine, together = attempts.call(
+                at, t.name, lambda t=t: build_group_reward(t.name, t.options)
+            )
+            if fine:
+                terms.append(Term(t.name, t.weight, False, unasked, tuple(t.sources)))
+                groups[index] = together
             continue
         if t.asks_model:  # it runs in a stage only; its options were read with the recipe
             terms.append(Term(t.name, t.weight, t.outcome, unasked, tuple(t.sources)))
@@ -147,7 +164,7 @@ def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[T
             terms.append(Term(t.name, t.weight, t.outcome, reward, tuple(t.sources)))
     if len(terms) == len(domain.rewards):
         attempts.call(where, "the rubric", lambda: Rubric(terms))
-    return terms
+    return terms, groups
 
 
 def leave_out_for(curriculum: Curriculum, model: str | None, template: str | None = None) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from engines.types import (
     Demonstration,
@@ -19,6 +20,7 @@ from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.built_in_rewards import BUILT_IN
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
+from rewards.group_rewards import GroupReward, GroupRubric, GroupTerm
 from rewards.judges.external_judge import ExternalJudgeSettings
 from rewards.judges.judge_prompt import JudgeQuestion, asked_messages
 from rewards.judges.served import JudgeSettings
@@ -41,6 +43,9 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
     for index, term in enumerate(live.terms):
         at, limit = f"{live.where}.rewards.{index}", live.domain.rewards[index].timeout_s
         judged = [d for d in shown if term.judges(d.problem.metadata.get("source"))]
+        if (together := live.groups.get(index)) is not None:
+            _try_group(at, term.name, together, judged, attempts, limit)
+            continue
         if live.domain.rewards[index].asks_model:
             _try_question(at, live.domain.rewards[index], judged, attempts)
             continue
@@ -86,6 +91,38 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                 continue
             why = _why(term.name, live, judged[0], verdicts[0].reason)
             attempts.cautions.append(f"{at}: {term.name} gives 0 to all of {len(verdicts)} {why}")
+
+
+def _try_group(
+    at: str,
+    name: str,
+    reward: GroupReward,
+    shown: Sequence[Demonstration],
+    attempts: Attempts,
+    limit: float,
+) -> None:
+    """Three answers to the first problem, in both orders: a demonstration, no answer, another
+    problem's."""
+    if not shown:
+        return
+    turns = (shown[0].turns, (Message("assistant", ""),), shown[-1].turns)
+    group = [_transcript(replace(shown[0], turns=each)) for each in turns]
+    scores: list[list[float]] = []
+    for asked in (group, group[::-1]):
+        what = f"{name} on {len(asked)} answers to {shown[0].problem.id}"
+        call = partial(GroupRubric([GroupTerm(name, 1.0, reward)]).judge, asked)
+        fine, judgements = attempts.wait(at, what, call, limit)
+        if not fine:
+            return
+        if judgements[0].failed:
+            attempts.problems.append(f"{at}: {judgements[0].reason}")
+            return
+        scores.append([judgement.reward for judgement in judgements])
+    if scores[0] != scores[1][::-1]:
+        attempts.cautions.append(
+            f"{at}: {name} gives {scores[0]} to three answers, and {scores[1][::-1]} if they come"
+            " in another order: a rollout's place in its group must earn it nothing"
+        )
 
 
 def _is_asked_for_a_box(shown: Demonstration) -> bool:

@@ -22,7 +22,10 @@ from flows.checks.trial.problems import base_chat, render, try_problems, try_pro
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
 from flows.checks.trial.rewards import try_rewards
 from infra.errors import InputError
+from infra.hooks import resolve
 from rewards.built_in_rewards import ASKING
+from rewards.built_in_rewards import BUILT_IN as REWARDS
+from rewards.group_rewards import is_group_reward
 from tasks.base.spec import BaseSettings, RandomModel
 from tasks.domain import CurriculumSpec, Domain, DriverSpec, RewardTerm
 from tasks.evaluate.score_statistics import CUTTABLE
@@ -123,7 +126,7 @@ def findings_about(kind: OfDomain, name: str, options: dict[str, Any], curriculu
     """What the trial of a recipe would find about the part. Drivers and rewards are tried with the
     problems and demonstrations of `curriculum`. Raises InputError for one that cannot be built."""
     problems = CurriculumSpec(name=curriculum)
-    reward = RewardTerm(name="format", outcome=True)
+    rewards = [RewardTerm(name="format", outcome=True)]
     driver = DriverSpec()
     match kind:
         case "driver":
@@ -132,13 +135,15 @@ def findings_about(kind: OfDomain, name: str, options: dict[str, Any], curriculu
             problems = CurriculumSpec(name=name, options=options)
         case "reward" if name in ASKING:
             raise InputError(f"reward {name!r} asks a model: `tributary check` tries it")
+        case "reward" if name not in REWARDS and is_group_reward(resolve("reward", name, {})):
+            rewards.append(RewardTerm(name=name, options=options, group=True))
         case "reward":
-            reward = RewardTerm(name=name, options=options, outcome=True)
+            rewards = [RewardTerm(name=name, options=options, outcome=True)]
     has_environment = build_curriculum(problems.name, problems.options).environment() is not None
     domain = Domain(
         name="tried",
         curriculum=problems,
-        rewards=[reward],
+        rewards=rewards,
         driver=driver,
         max_new_tokens=4096,
         max_turns=8 if has_environment else 1,

@@ -97,7 +97,8 @@ def test_ours_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "example", ["best_of_n", "fan_out", "group_filter", "replay_buffer", "data_source"]
+    "example",
+    ["best_of_n", "fan_out", "group_filter", "replay_buffer", "data_source", "group_reward"],
 )
 def test_the_examples_are_accepted(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.checks.trial.findings.try_apart", _here)
@@ -114,6 +115,7 @@ def test_the_examples_are_accepted(example: str, monkeypatch: pytest.MonkeyPatch
         ("data_source/hard_again.py:HardAgain", "data-source"),
         ("fourth_expert/sorting.py:Sorting", "curriculum"),
         ("fourth_expert/sorting.py:SortedExactly", "reward"),
+        ("group_reward/shorter.py:shorter", "reward"),
     ],
 )
 def test_the_command_knows_the_kind_of_an_example_and_that_it_keeps_its_contract(

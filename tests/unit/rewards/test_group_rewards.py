@@ -144,7 +144,7 @@ async def test_a_steps_groups_have_it_and_a_failed_group_is_counted_and_not_trai
     judged = replace(
         domain("d", float), group_judge=GroupRubric([GroupTerm("own:rank", 0.5, reward)])
     )
-    policy = Policy(lambda _, sampling: str(sampling.seed % 2))
+    policy = Policy(lambda _, sampling: str((sampling.seed or 0) % 2))
     made, _ = producer_of(roller(policy), [judged], groups_per_step=3, group_size=4)
     sampled = await fill(made)
     groups = {group.ticket: group.samples for group in sampled.groups}
@@ -176,7 +176,7 @@ async def test_a_resumed_stage_has_the_group_judged_again_and_adds_nothing_twice
     kept: dict[str, Finished] = {}
 
     async def rolled() -> list[Sample]:
-        rolling = roller(Policy(lambda _, sampling: str(sampling.seed % 2))).roll_group(
+        rolling = roller(Policy(lambda _, sampling: str((sampling.seed or 0) % 2))).roll_group(
             judged, problem, 4, temperature=1.0, group_id="g", seed_name="g", known=dict(kept),
             on_finished=lambda made: kept.update({made.rollout_id: made}),
         )  # fmt: skip

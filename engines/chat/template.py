@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engines.chat import template_bounds
+from engines.chat import template_bounds, template_sizes
 from engines.types import Message, Tool, ToolCall
 from infra.errors import InputError
 
@@ -34,15 +34,17 @@ class ChatTemplate:
     def __init__(self, text: str, name: str, variables: Mapping[str, Any]) -> None:
         self.name, self.text = name, text
         self._variables = dict(variables)
+        if len(text) > _LONGEST:
+            raise InputError(f"{name}: the chat template has more than {_LONGEST} characters")
         try:
             self._template = _environment(_Generation).from_string(text)
             self._marked = _environment(_MarkedGeneration).from_string(text)
-        except TemplateError as error:
+        except RecursionError as error:
+            raise InputError(f"{name}: the chat template is nested too deeply") from error
+        except Exception as error:  # Python's own compiler and numbers have limits too
             raise InputError(
                 f"{name}: the chat template does not compile: {_reason(error)}"
             ) from error
-        except RecursionError as error:
-            raise InputError(f"{name}: the chat template is nested too deeply") from error
         self.is_dated = "strftime_now" in text
         """whether it writes a date into conversations"""
         self.marks_generation = _GENERATION.search(text) is not None
@@ -81,9 +83,9 @@ class ChatTemplate:
             )
             return template_bounds.joined(pieces)
         except Exception as error:  # it is a program of the folder's
-            roles = ", ".join(m.role for m in messages)
+            turns = f"the turns ({', '.join(m.role for m in messages)})"
             raise InputError(
-                f"{self.name}: the chat template cannot render the turns ({roles}): {error}"
+                f"{self.name}: the chat template cannot render {turns}: {_reason(error)}"
             ) from error
 
     def _form_of_callers(self) -> _Callers:
@@ -99,11 +101,17 @@ class ChatTemplate:
         return _Callers()
 
 
-def _reason(error: TemplateError) -> str:
-    line = getattr(error, "lineno", None)
-    return f"line {line}: {error.message}" if line else str(error)
+def _reason(error: Exception) -> str:
+    told = str(error) or type(error).__name__
+    if isinstance(error, TemplateSyntaxError):
+        told = f"line {error.lineno}: {error.message}"
+    return told if len(told) <= _LONGEST_REASON else told[:_LONGEST_REASON] + " ..."
 
 
+_LONGEST = 256 << 10
+"""characters of a template; those of known models have up to 50,000"""
+_LONGEST_REASON = 1000
+_WIDEST_INDENT = 16
 DATE = date(2024, 7, 26)
 """the day that every template is told; Llama 3.2's own, where it is told none"""
 START, END = "\ue000", "\ue001"
@@ -152,21 +160,18 @@ class _Environment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
+    concat = staticmethod(template_bounds.joined)  # of macros and blocks too
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        template_bounds.operands(operator, left, right)
+        template_sizes.operands(operator, left, right)
         return template_bounds.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
         quickly = template_bounds.shrunk(obj, args, kwargs)
         if quickly is not NotImplemented:
             return quickly
-        template_bounds.step(template_bounds.CALL_STEPS)
-        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `format`
-        value = getattr(method, "__self__", None)
-        given = (*args, *kwargs.values())
-        template_bounds.expect(getattr(method, "__name__", ""), value, given)
+        args = template_bounds.before_call(obj, args, kwargs)
         return template_bounds.made(super().call(context, obj, *args, **kwargs))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
@@ -183,6 +188,8 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
     )
     filters: dict[str, Any] = {"tojson": _tojson, "sum": template_bounds.summed}
     environment.filters.update(filters)
+    for name in template_bounds.LONG_TESTS:
+        environment.tests[name] = template_bounds.counted_test(environment.tests[name])
     for name in template_bounds.LEFT_OUT:
         del environment.filters[name]
     for name in environment.filters.keys() - template_bounds.HARMLESS_FILTERS:
@@ -190,11 +197,14 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
         environment.filters[name] = template_bounds.bounded_filter(name, made_by)
     del environment.globals["lipsum"]  # random text of any length
     bounds: dict[str, Any] = {
+        "trim": template_bounds.trimmed,
+        "join": template_bounds.joined_filter,
         template_bounds.TURN: template_bounds.turn,
         template_bounds.MADE: template_bounds.made,
     }
     environment.filters.update(bounds)
     functions: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": DATE.strftime}
+    functions["namespace"] = template_bounds.ShortNamespace
     environment.globals.update(functions)
     return environment
 
@@ -207,6 +217,10 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML, which models have never seen.
+    if isinstance(indent, str) or (indent or 0) > _WIDEST_INDENT:
+        raise TemplateError(f"it indents JSON by other than the number 0 to {_WIDEST_INDENT}")
+    if max(map(len, separators or ()), default=0) > _WIDEST_INDENT:
+        raise TemplateError(f"its JSON has separators of more than {_WIDEST_INDENT} characters")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

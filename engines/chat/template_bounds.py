@@ -7,7 +7,6 @@ A template that goes beyond is refused, where it would else keep a process or fi
 from __future__ import annotations
 
 import functools
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -15,31 +14,43 @@ from dataclasses import dataclass
 from types import BuiltinMethodType
 from typing import Any, cast
 
-from jinja2 import Environment, TemplateError, nodes, pass_context, pass_environment
-from jinja2.filters import make_attrgetter
+from jinja2 import (
+    Environment,
+    TemplateError,
+    nodes,
+    pass_context,
+    pass_environment,
+    pass_eval_context,
+)
+from jinja2.filters import do_trim, make_attrgetter, sync_do_join
+from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from engines.chat.template_sizes import (
+    ITEM,
+    LONGEST_SOUGHT,
+    expect,
+    expect_joined,
+    expect_method,
+    require,
+    size_of,
+)
 
 MOST_STEPS = 5_000_000
 """turns of loops, and calls, of one rendering"""
 MOST_SECONDS = 20.0
 """of a processor's time, for one rendering"""
-LARGEST = 16 << 20
-"""characters or items of one value, and characters of what is rendered"""
 MOST_MADE = 512 << 20
 """characters or items of all values together that operators, calls and filters make"""
 CALL_STEPS = 25
 """what a call or a filter costs, in turns of a loop"""
-_LARGEST_NUMBER = 1 << 20
-"""that a call is given, such as a width"""
-_LARGEST_POWER = 64
 _LOOK_STEPS = 100
 _MOST_PARTS = 128
 """texts that one expression joins"""
 _SHORT = 1024
 """characters of a text that is not counted among what is made"""
-_ITEM = 16
-"""characters that an item of a list counts for"""
 _JOINS = (nodes.Add, nodes.Concat)
 _SHRINKING = frozenset((
     "strip", "lstrip", "rstrip", "startswith", "endswith", "removeprefix", "removesuffix", "lower",
@@ -47,19 +58,23 @@ _SHRINKING = frozenset((
 ))  # fmt: skip
 """methods of texts that make nothing longer than the text"""
 HARMLESS_FILTERS = frozenset((
-    "trim", "length", "count", "lower", "upper", "first", "last", "default", "d", "int", "float",
+    "length", "count", "lower", "upper", "first", "last", "default", "d", "float",
 ))  # fmt: skip
 """filters that make nothing longer than what they are given"""
+LONG_TESTS = (
+    "in", "lower", "upper", "divisibleby", "==", "eq", "equalto", "!=", "ne", ">", "gt",
+    "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le",
+)  # fmt: skip
+"""tests that take as long as what they look at"""
 _OF_JINJA = {"_loop_vars", "_block_vars"}
 """what each call is given besides its own"""
 TURN, MADE = "_turn", "_made"
 """the filters that `bound` puts in"""
-LEFT_OUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
+LEFT_OUT = ("pprint", "random", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")
 """filters that a template does not have: one call may take minutes or gigabytes, or gives another
 text each time, and no model's template needs them"""
 _LONG = 1 << 16
 """characters or items of a value, with which a call is looked at by the clock at once"""
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
@@ -69,6 +84,8 @@ class _Spent:
     steps: int = 0
     look_at: int = _LOOK_STEPS
     """the number of steps at which the time is looked at"""
+    look_every: int = _LOOK_STEPS
+    """so many steps; each, once a long value was made, with which one step may take long"""
     made: int = 0
     began: float | None = None
     """when the time was first looked at: short renderings never ask for it, which costs as much as
@@ -93,7 +110,15 @@ class _Bounding(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(None), TURN)))
+        if node.test is not None:
+            node.test = _filtered(node.test, TURN)
         return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        with_const = isinstance(node.expr, nodes.Const) or isinstance(node.ops[0].expr, nodes.Const)
+        short = with_const and len(node.ops) == 1 and node.ops[0].op in ("eq", "ne")
+        return node if short else _filtered(node, TURN)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         for at, each in enumerate(node.nodes):
@@ -111,7 +136,9 @@ class _Bounding(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        return _filtered(node, MADE) if isinstance(node.arg, nodes.Slice) else node
+        if isinstance(node.arg, nodes.Slice):
+            return _filtered(node, MADE)
+        return node if isinstance(node.arg, nodes.Const) else _filtered(node, TURN)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         self.generic_visit(node)
@@ -150,7 +177,7 @@ class _Bounding(NodeTransformer):
             raise TemplateError(f"one expression joins more than {_MOST_PARTS} texts")
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -164,17 +191,58 @@ def bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any]
         value, *more = args[position:] or (None,)
         if isinstance(value, Iterator):
             args = (*args[:position], _measured(cast("Iterator[Any]", value)), *more)
-        expect(name, value, (*more, *kwargs.values()))
+        look_at_long(value)
+        expect("%" if name == "format" else name, value, (*more, *kwargs.values()))
         return made(made_by(*args, **kwargs))
 
     return bounded
 
 
 @pass_context  # so that it is not evaluated when the template is compiled
-def turn(context: Context, _: None) -> None:
-    """One more turn of a loop."""
+def turn(context: Context, value: Any) -> Any:
+    """One more turn of a loop, or a value that took about as long."""
     del context
     step(1)
+    return value
+
+
+def counted_test(made_by: Callable[..., bool]) -> Callable[..., bool]:
+    """The test, as one more turn of a loop."""
+
+    @functools.wraps(made_by)
+    def counted(*args: Any) -> bool:
+        step(1)
+        return made_by(*args)
+
+    return counted
+
+
+class ShortNamespace(Namespace):
+    """A namespace that is written without what it holds, which is measured nowhere."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def trimmed(value: str, chars: str | None = None) -> str:
+    """Jinja's filter `trim`."""
+    if chars is not None:
+        expect("trim", value, (chars,))
+    return made(do_trim(value, chars))
+
+
+@pass_eval_context
+def joined_filter(
+    evaluation: EvalContext, items: Iterable[Any], between: Any = "", attribute: Any = None
+) -> str:
+    """Jinja's filter `join`, of items that are measured first."""
+    step(CALL_STEPS)
+    if attribute is not None:
+        expect("map", None, (attribute,))
+        items = map(make_attrgetter(evaluation.environment, attribute), items)
+    held = list(_measured(iter(items)))
+    expect_joined(between, held)
+    return made(sync_do_join(evaluation, held, between))
 
 
 @pass_environment
@@ -187,15 +255,35 @@ def summed(
         step(1)
         start = start + (item if found is None else found(item))
         if isinstance(start, str | list | tuple):  # what is in it was measured when it was made
-            _count(_ITEM * len(cast("list[Any]", start)))
+            _count(ITEM * len(cast("list[Any]", start)))
     return start
 
 
 def _measured(items: Iterator[Any]) -> Iterator[Any]:
     """What one filter makes as another asks for it."""
-    for item in items:
+    for count, item in enumerate(items, 1):
         step(1)
+        require(count * ITEM)
         yield made(item)
+
+
+def before_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What a function or method may be given, if it may be called."""
+    step(CALL_STEPS)
+    method = getattr(method, "__wrapped__", method)  # the sandbox wraps `format`
+    name, value = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+    look_at_long(value)
+    if name == "join" and isinstance(value, str) and args:
+        items = args[0]
+        items = list(_measured(cast("Iterator[Any]", items))) if _is_iterator(items) else items
+        expect_joined(value, items)
+        return (items, *args[1:])
+    expect_method(name, value, (*args, *kwargs.values()))
+    return args
+
+
+def _is_iterator(value: object) -> bool:
+    return isinstance(value, Iterator)
 
 
 def step(count: int) -> None:
@@ -203,7 +291,7 @@ def step(count: int) -> None:
     spent.steps += count
     if spent.steps < spent.look_at:
         return
-    spent.look_at = spent.steps + _LOOK_STEPS
+    spent.look_at = spent.steps + spent.look_every
     if spent.steps > MOST_STEPS:
         raise TemplateError(f"it takes more than {MOST_STEPS} turns of loops")
     now = time.thread_time()
@@ -219,7 +307,7 @@ def made(value: Any) -> Any:
         if size <= _SHORT:
             return value
     elif isinstance(value, list | tuple | dict):
-        size = _size(value)
+        size = size_of(value)
     else:
         return value
     _count(size)
@@ -228,26 +316,14 @@ def made(value: Any) -> Any:
 
 def _count(size: int) -> None:
     """A value of this size was made."""
-    _require(size)
+    require(size)
     spent = _spent.get()
     spent.made += size
+    if size > _LONG:
+        spent.look_every = 1
+        _look_from_now()
     if spent.made > MOST_MADE:
         raise TemplateError(f"it makes texts and lists of more than {MOST_MADE} characters")
-
-
-def _size(value: object) -> int:
-    """Characters, of any depth; an item counts as several. It stops at what is too large."""
-    if isinstance(value, str):
-        return len(value)
-    size, waiting = 0, [cast("Any", value)]
-    while waiting and size <= LARGEST:
-        each = waiting.pop()
-        items: Iterable[Any] = each.values() if isinstance(each, dict) else each
-        for item in items:
-            size += _ITEM + (len(item) if isinstance(item, str) else 0)
-            if isinstance(item, list | tuple | dict) and item:
-                waiting.append(item)
-    return size
 
 
 def shrunk(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,93 +332,24 @@ def shrunk(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if method.__name__ not in _SHRINKING or not kwargs.keys() <= _OF_JINJA:
         return NotImplemented
+    if len(method.__self__) > _LONG:
+        return NotImplemented
+    for each in args:
+        if type(each) is not str or len(each) > LONGEST_SOUGHT:
+            return NotImplemented
     return made(method(*args))
 
 
-def expect(name: str, value: Any, given: tuple[Any, ...]) -> None:
-    """Raises TemplateError before a method or filter of this name makes what is too large of a
-    value and what it is given."""
-    if name == "encode":
-        raise TemplateError("it encodes a text, whose bytes no template can write")
+def look_at_long(value: object) -> None:
+    """Count the time of the call that follows on a long value; look at it before the next one."""
     if isinstance(value, str | list | tuple) and len(cast("list[Any]", value)) > _LONG:
         _look_from_now()
-    for each in given:
-        if isinstance(each, str):
-            _require(len(each))
-        elif isinstance(each, int) and abs(each) > _LARGEST_NUMBER:
-            raise TemplateError(f"it gives a call the number {each:.3g}, above {_LARGEST_NUMBER}")
-    if name == "join" and isinstance(value, str) and given:
-        value, given = given[0], (value,)  # a method: the text stands between
-    if name == "join" and isinstance(value, list | tuple):
-        items = cast("list[Any]", value)
-        between = len(given[0]) if given and isinstance(given[0], str) else 0
-        _require(_size(items) + between * len(items))
-    if isinstance(value, str) and (size := _SIZES.get(name)):
-        _require(size(value, *given))
 
 
 def _look_from_now() -> None:
-    """Count the time of the call that follows, and look at it before the next one."""
     spent = _spent.get()
     spent.look_at = 0
     spent.began = time.thread_time() if spent.began is None else spent.began
-
-
-def operands(operator: str, left: Any, right: Any) -> None:
-    """Raises TemplateError before a result that is too large is made."""
-    if operator == "**" and isinstance(right, int | float) and abs(right) > _LARGEST_POWER:
-        raise TemplateError(f"it raises a number to a power above {_LARGEST_POWER}")
-    if operator == "%" and isinstance(left, str):
-        _require(_formatted(left, *(right if isinstance(right, tuple) else (right,))))  # pyright: ignore[reportUnknownArgumentType]
-    if operator != "*":
-        return
-    for text, times in ((left, right), (right, left)):
-        if isinstance(text, str | list | tuple) and isinstance(times, int):
-            _require(_size(text) * times)
-        elif isinstance(text, int) and abs(text) >> 4096:
-            raise TemplateError("it multiplies numbers of more than 4096 bits")
-
-
-def _replaced(text: str, old: object = "", new: object = "", *_: object) -> int:
-    return len(text) + text.count(str(old)) * len(str(new))
-
-
-def _indented(text: str, width: object = 4, *_: object) -> int:
-    each = len(width) if isinstance(width, str) else int(cast("int", width))
-    return len(text) + (text.count("\n") + 1) * each
-
-
-def _expanded(text: str, size: int = 8) -> int:
-    return len(text) + text.count("\t") * size
-
-
-def _formatted(text: str, *given: object) -> int:
-    """Each field is at most as long as the longest thing that it is given, or as its width."""
-    fields = text.count("%") + text.count("{")
-    widths = [int(found) for found in _NUMBER.findall(text)] if fields else []
-    numbers = [each for each in given if isinstance(each, int)]
-    longest = max([0, *widths, *numbers, *(len(e) for e in given if isinstance(e, str))])
-    return len(text) + fields * longest
-
-
-def _translated(text: str, table: object = None, *_: object) -> int:
-    values = cast("dict[Any, Any]", table).values() if isinstance(table, dict) else ()
-    return len(text) * max([1, *(len(v) for v in values if isinstance(v, str))])
-
-
-_SIZES: dict[str, Callable[..., int]] = {
-    "replace": _replaced,
-    "indent": _indented,
-    "expandtabs": _expanded,
-    "format": _formatted,
-    "translate": _translated,
-}
-"""at most how long the result is, by the name of a method or a filter"""
-
-
-def _require(size: int) -> None:
-    if size > LARGEST:
-        raise TemplateError(f"it makes a text or a list of more than {LARGEST} characters or items")
 
 
 def joined(pieces: Iterable[str]) -> str:
@@ -351,6 +358,6 @@ def joined(pieces: Iterable[str]) -> str:
     size = 0
     for piece in pieces:
         size += len(piece)
-        _require(size)
+        require(size)
         kept.append(piece)
-    return "".join(kept)
+    return made("".join(kept))

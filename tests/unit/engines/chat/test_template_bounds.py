@@ -12,6 +12,7 @@ from infra.errors import InputError
 pytestmark = pytest.mark.unit
 
 USER_AND_ANSWER = [Message("user", "a"), Message("assistant", "b")]
+X = "{% set x = 'x' * 9999999 %}"
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 BRANCHES = "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}"
 DOUBLES = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = BODY %}{% endfor %}"
@@ -37,7 +38,7 @@ DOUBLES = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = 
         ("{{ ('x' * 999999).replace('x', 'x' * 999999) }}", "text or a list"),
         ("{{ ('\t' * 999999).expandtabs(999999) }}", "text or a list"),
         ("{{ '%999999999d' % 1 }}", "text or a list"),
-        ("{{ '%*d' % (999999999, 1) }}", "text or a list"),
+        ("{{ '%*d' % (999999999, 1) }}", "width that it computes"),
         ("{{ '%999999999d' | format(1) }}", "text or a list"),
         ("{{ '{:>999999999}'.format(1) }}", "text or a list"),
         ("{{ ('{0}' * 999999).format('x' * 999999) }}", "text or a list"),
@@ -66,6 +67,40 @@ DOUBLES = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = 
         ("{% set ns = namespace(n=9) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}"
          "{% endfor %}", "numbers of more than"),
         ("{% set x = 'x' * 99999 %}{% for a in range(999) %}{{ x }}{% endfor %}", "text or a list"),
+        ("{{ ([{('x' * 999999): 1}] * 9999) | tojson }}", "text or a list"),
+        ("{% set d = {'a': 'x' * 999999} %}{{ ([d.items()] * 9999) | string }}", "text or a list"),
+        ("{{ ('{0}' * 9999).format(['x' * 999999]) }}", "text or a list"),
+        ("{{ '%(a)s' * 9999 % {'a': 'x' * 999999} }}", "text or a list"),
+        ("{{ ('{a}' * 9999).format_map({'a': 'x' * 999999}) }}", "text or a list"),
+        *((f"{{{{ '{text}'.format(1, {given}) }}}}", "width that it computes")
+          for text, given in (("{:{}}", "'999999999'"), ("{:{1[0]}}", "[9]"), ("{1[0]}", "['x']"))),
+        ("{{ '%*d' % (-999999999, 1) }}", "width that it computes"),
+        ("{{ ([namespace()] * 9999) | sort(attribute='a.' * 9999) }}", "'sort' more than 256"),
+        ("{{ (('f' * 9999999) | int(0, 16)) // 3 }}", "too long"),
+        ("{{ (9 ** 64) ** 64 > 1 }}", "numbers of more than"),
+        ("{{ (1).to_bytes(1048576, 'big') * 99999 }}", "of a number"),
+        ("{{ (1).from_bytes([255] * 9999, 'big') > 1 }}", "of a number"),
+        ("{{ ('<!---->' | safe).striptags() }}", "strips tags"),
+        ("{{ ('\\x00' * 99999).translate(['x' * 99999]) }}", "text or a list"),
+        *((f"{{{{ ('xy ' * 5000000){what} }}}}", "text or a list")
+          for what in (".split()", ".split(' ')", "| list", "| sort", "| title", "| wordcount")),
+        ("{{ ('xy\n' * 5000000).splitlines() }}", "text or a list"),
+        *((f"{{{{ {joined} }}}}", "text or a list") for joined in (
+            "('x' * 99999).join(range(9999) | map('string'))", "('x' * 99999).join('y' * 99999)",
+            "('y' * 99999) | join('x' * 99999)", "range(9999) | join('x' * 99999)")),
+        ("{{ [0] | tojson(indent='x' * 99) }}", "indents JSON"),
+        ("{{ [0] | tojson(separators=('x' * 99, ':')) }}", "separators"),
+        *((X + body, "text or a list") for body in (
+            "{% macro f() %}{{ x }}{{ x }}{% endmacro %}{% set y = f() %}",
+            "{% set y %}{{ x }}{{ x }}{% endset %}",
+            "{% filter length %}{{ x }}{{ x }}{% endfilter %}")),
+        (X + "{% for a in x if false %}{% endfor %}", "turns of loops"),
+        *((f"{{{{ ('a' * 99999).{seek}('b' ~ 'a' * 9999) }}}}", f"'{seek}' more than 256")
+          for seek in ("rfind", "rsplit", "rpartition", "strip")),
+        ("{{ strftime_now('%200Y' * 999999) }}", "'strftime' more than 256"),
+        ("{{ raise_exception('x' * 9999999) }}", r"x{999} \.\.\.$"),
+        ("{{ " + "9" * 5000 + " }}", "digits"),
+        ("{% for a in [1] %}" * 25 + "{% endfor %}" * 25, "nested blocks"),
     ],
 )  # fmt: skip
 def test_what_would_not_end_or_not_fit_is_refused(
@@ -85,12 +120,22 @@ def test_what_is_nested_too_deeply_is_refused(text: str) -> None:
 
 
 def test_what_takes_long_in_few_turns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.05)
     turns = "{% set x = 'x' * 999999 %}{% for a in range(99999) %}{{ '' if 'yx' in x }}{% endfor %}"
-    calls = "{% set x = 'a ' * 1000000 %}" + "{% set y = x | wordcount %}" * 6
-    for text in (turns, calls):
+    calls = "{% set x = 'a ' * 500000 %}" + "{% set y = x | wordcount %}" * 9
+    one_by_one = [
+        "{% set x = 'x' * 999999 %}" + "{% if 'yx' in x %}{% endif %}" * 400,
+        "{% set x = 'x' * 999999 %}{% for a in range(99999) if 'yx' in x %}{% endfor %}",
+        "{{ range(99999) | select('in', [0.5] * 99999) | list }}",
+    ]
+    for text in (turns, calls, *one_by_one):
         with pytest.raises(InputError, match="s of a processor"):
             ChatTemplate(text, "t", {}).render([Message("user", "hello")])
+
+
+def test_a_template_larger_than_any_that_a_model_has_is_not_compiled() -> None:
+    with pytest.raises(InputError, match="more than 262144 characters"):
+        ChatTemplate("{{ x }}" * 99999, "t", {})
 
 
 def test_loops_keep_what_templates_ask_of_them() -> None:

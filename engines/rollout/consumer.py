@@ -117,14 +117,15 @@ class Consumer:
         self._policy = policy
         self._critic = critic
         self._critic_only_steps = critic_only_steps
-        self._algorithm = algorithm
+        self.algorithm = algorithm
+        """of the next steps; its temperature is that of their rollouts"""
         self._wanted = groups_per_step
         self._before_publish = before_publish
 
     def _trainable(self, groups: Sequence[Group]) -> list[Sample]:
         """Empty where nothing of the batch has a token to train on."""
         samples = [s for group in groups for s in trainable(group).samples]
-        return samples if any(trains(s, self._algorithm.truncated) for s in samples) else []
+        return samples if any(trains(s, self.algorithm.truncated) for s in samples) else []
 
     async def step(self, step: int, groups: Sequence[Group], sampled: Sampled) -> StepResult:
         """One update and publish. Raises EngineError, AgreementError, TrainingStopped."""
@@ -135,7 +136,7 @@ class Consumer:
         if too_few or not samples:
             return result
         shown = to_score(samples, result.shown_groups)
-        inputs = StepInputs(samples, self._algorithm, gate=True, version=before, shown=shown)
+        inputs = StepInputs(samples, self.algorithm, gate=True, version=before, shown=shown)
         async with self._policy.changing():
             began = time.monotonic()
             with span(TRAINER, "train", step=step):
@@ -157,7 +158,7 @@ class Consumer:
         if self._critic is None:
             return await self._trainer.rl_step(inputs), {}
         inputs = replace(inputs, values=await self._critic.values(inputs))
-        kl = self._algorithm.kl
+        kl = self.algorithm.kl
         if kl.coef and kl.place == "reward":
             inputs = replace(inputs, token_rewards=await self._trainer.token_rewards(inputs))
         learning = self._critic.critic_step(inputs)

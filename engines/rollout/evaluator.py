@@ -58,13 +58,23 @@ class Evaluator:
     """Of one stage. One evaluation at a time."""
 
     def __init__(
-        self, *, roller: RollsGroups, held_out: Sequence[HeldOut], samples: int, timeout_s: float
+        self,
+        *,
+        roller: RollsGroups,
+        held_out: Sequence[HeldOut],
+        samples: int,
+        timeout_s: float,
+        temperature: float = _TEMPERATURE,
+        name: str = "evaluation",
     ) -> None:
-        """`samples` of each problem; `timeout_s` for all of them."""
+        """`samples` of each problem; `timeout_s` for all of them. Evaluators that sample at the
+        same time have different names."""
         self._roller = roller
         self._held_out = held_out
         self._samples = samples
         self._timeout_s = timeout_s
+        self._temperature = temperature
+        self._name = name
         self._running: asyncio.Task[Evaluated] | None = None
         self._rolls: list[asyncio.Task[list[Rollout]]] = []
         self._got_on = 0.0
@@ -135,8 +145,8 @@ class Evaluator:
             domain,
             problem,
             self._samples,
-            temperature=_TEMPERATURE,
-            group_id=f"evaluation/{problem.id}",
+            temperature=self._temperature,
+            group_id=f"{self._name}/{problem.id}",
             seed_name=problem.id,
         )
         self._got_on = time.monotonic()

@@ -79,7 +79,8 @@ class Producer:
         self.buffer = buffer
         self._policy = policy
         self._group_size = group_size
-        self._temperature = temperature
+        self.temperature = temperature
+        """of the rollouts that begin from now on"""
         self._filter = group_filter
         self._journal = journal
         self._turns = turns
@@ -117,7 +118,7 @@ class Producer:
                 ticket.domain,
                 ticket.problem,
                 ticket.group_size or self._group_size,
-                temperature=self._temperature,
+                temperature=self.temperature,
                 group_id=ticket.group_id,
                 seed_name=ticket.group_id,
                 known=self._known_of(ticket),

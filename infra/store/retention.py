@@ -10,11 +10,14 @@ from pydantic import PositiveInt
 
 from infra.config import Config
 
-NoteKind: TypeAlias = Literal["rollouts", "turns", "takes", "trained", "shown", "told", "findings"]
+NoteKind: TypeAlias = Literal[
+    "rollouts", "turns", "takes", "trained", "shown", "told", "searches", "findings"
+]
 """`rollouts`: finished ones, by ticket. `turns`: those of unfinished rollouts, by ticket. `takes`:
 which tickets a step is trained on, by step. `trained`: the rollouts of these tickets, by step,
 where they are kept for a replay. `shown`: the rollouts to browse of the steps before a checkpoint,
 by its step. `told`: results that a data source was told, by how many there were before.
+`searches`: what came of one for the sampling temperature, by the step before it.
 `findings`: on problems that were tried, under 0"""
 
 

@@ -38,6 +38,7 @@ from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.phases import PhasedTickets, open_phases
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.rl.stage_record import RlRecord
+from tasks.rl.temperature import control_of
 from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
@@ -98,6 +99,7 @@ async def train(
         roller = await rollers.of(model, chat)
         schedule = spec.settings.evaluate
         evaluator = evaluator_of(schedule, roller, domains, spec.seed)
+        record.temperatures = control_of(spec, context, roller, domains, policy)
         evaluation = EvaluationSchedule(schedule, evaluator, context, record, policy)
         stack.push_async_callback(evaluation.close)
         source = phases or _data_source(spec, domains, context.checkpoints)
@@ -130,6 +132,8 @@ async def _write_records(
     record.counts.write(context.out)
     if isinstance(phases := loop.producer.source, PhasedTickets):
         phases.write(context.out)
+    if record.temperatures is not None:
+        record.temperatures.write(context.out)
     takes = await loop.takes.export(context.out)
     missing = await loop.trained.export(context.out, takes) if loop.trained else []
     if missing:
@@ -280,7 +284,16 @@ async def _train(
             await saving.wait_for_snapshot()
             await devices.generate()
             await evaluation.begin_if_due(is_over=over)
+        if not over:
+            await search_temperature()
         return over
+
+    async def search_temperature() -> None:
+        if (control := record.temperatures) is None:
+            return
+        with context.pulse.waiting():
+            said = await control.before_next_step(loop, record.step)
+        record.note({"temperature": control.temperature}, said)
 
     async def before_update() -> None:
         if devices.are_shared:
@@ -289,6 +302,7 @@ async def _train(
 
     await devices.generate()
     await evaluation.begin_if_due()
+    await search_temperature()
     async with counting(timeline, depths), caches.watched():
         await loop.run(
             first=record.step + 1,

@@ -30,6 +30,7 @@ from engines.types import Sample
 from tasks.domain_verdicts import SOLVED, Verdicts
 from tasks.rl.counts import RlCounts, Sums, warnings_of
 from tasks.rl.curve import Curve, ScorePoint, point_metrics, score_points
+from tasks.rl.temperature import TemperatureControl
 from tasks.series import Series, thinned
 from tasks.stage import Reporter
 from tasks.updates import Updates
@@ -102,6 +103,8 @@ class RlRecord:
         self.counts = RlCounts()
         self.updates = Updates()
         self.verdicts = Verdicts()
+        self.temperatures: TemperatureControl | None = None
+        """where the stage searches for its temperature"""
         self.step = 0
         self.version = 0
         self.solved = False
@@ -127,6 +130,9 @@ class RlRecord:
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
         self.verdicts.observe(result.sampled.groups)
+        if self.temperatures is not None and "outcome_mean" in metrics:
+            is_updated = bool(result.trained)
+            self.temperatures.observe(metrics["outcome_mean"], is_updated=is_updated)
         is_solved = metrics.get("outcome_mean", 0.0) >= SOLVED
         if result.trained or not (result.critic or is_solved):
             self.updates.observe(result.trained)
@@ -287,6 +293,8 @@ class RlRecord:
             },
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
+        if self.temperatures is not None:
+            self.temperatures.save(folder)
         self._unsaved = defaultdict(dict)
         last = partial(LastSteps.save, self._last_steps.snapshot(), folder)
         return partial(self._write_shown, self.step, self._gallery.take(), last)
@@ -302,6 +310,8 @@ class RlRecord:
         tracker drops those it has."""
         state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
         self.step, self.version = state["step"], state["version"]
+        if self.temperatures is not None:
+            self.temperatures.restore(folder)
         self._watch.restore(state["history"])
         self._totals.update(state["totals"])
         self._sums = {name: Sums(**sums) for name, sums in state["sums"].items()}

@@ -1,0 +1,281 @@
+"""The temperature that rollouts of an RL stage are sampled at, raised while learning allows it.
+
+    rewards of two windows of steps ── flat ──▶ due ──▶ held-out problems at each temperature of the
+    grid ──▶ the highest that a paired test does not find too much worse than the best ──▶ from the
+    next step on, for sampling and for the trainer's logprobs
+
+A search happens between two steps, when nothing waits to be trained on, so that a step's rollouts
+are all of one temperature. What it found is noted: an attempt that repeats the steps up to it does
+not search again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Protocol
+
+from engines.draws import draw_problems
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.evaluator import Evaluated, Evaluator, HeldOut
+from engines.rollout.loop import Loop
+from engines.rollout.metrics import verdict
+from engines.rollout.published_policy import PublishedPolicy
+from engines.rollout.records.journals import Notes
+from engines.rollout.roller import RollsGroups
+from tasks.evaluate.score_statistics import mean, problem_means, standard_error
+from tasks.rl.spec import RlSpec, TemperatureSearch
+from tasks.stage import Reporter, StageContext
+
+TEMPERATURES_FILE = "training/temperatures.json"
+"""of an artifact"""
+_STATE_FILE = "temperature.json"
+
+Outcomes = Mapping[str, Mapping[str, float]]
+"""by domain and problem: mean outcome of its samples"""
+
+
+class Scores(Protocol):
+    """Samples held-out problems from the present policy. Raises EngineError."""
+
+    async def __call__(self, temperature: float) -> Outcomes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One temperature of a search."""
+
+    temperature: float
+    score: float
+    """mean outcome over domains"""
+    loss: float
+    """how much lower it is than the best one's, on the problems that both have"""
+    error: float
+    """standard error of the loss, of paired problems"""
+    is_near: bool
+    """whether the test leaves it near the best"""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What came of one."""
+
+    after_step: int
+    before: float
+    chosen: float
+    """the same as before, where no problem has a verdict at all"""
+    why: str
+    tried: Sequence[Tried]
+
+
+@dataclass(slots=True)
+class Rewards:
+    """Follows the mean outcomes of steps since the last search."""
+
+    outcomes: list[float] = field(default_factory=list[float])
+
+    def observe(self, outcome: float, settings: TemperatureSearch) -> str:
+        """Take a step's in -> in what way they are flat; empty as long as they are not."""
+        window = settings.window
+        self.outcomes = [*self.outcomes, outcome][-2 * window :]
+        if len(self.outcomes) < 2 * window:
+            return ""
+        before, now = mean(self.outcomes[:window]), mean(self.outcomes[window:])
+        if now > before + settings.gain:
+            return ""
+        return (
+            f"the mean outcome of {window} steps is {now:.4f}, not above the {before:.4f} of the"
+            f" {window} before by more than {settings.gain:g}"
+        )
+
+
+def tried_of(found: Mapping[float, Outcomes], settings: TemperatureSearch) -> list[Tried]:
+    """Each temperature against the best, lowest first; of two that are as good the higher one is
+    the best. Without those that have no verdict in a domain that another one has.
+
+    One is left out if, at the settings' `confidence`, a one-sided test on the differences of
+    problems says that it loses more than `within`: loss - within > z x error.
+    """
+    domains = {name for outcomes in found.values() for name, of in outcomes.items() if of}
+    judged = {t: o for t, o in found.items() if domains and all(o.get(name) for name in domains)}
+    scores = {t: mean([mean([*o[name].values()]) for name in domains]) for t, o in judged.items()}
+    if not scores:
+        return []
+    best = max(scores, key=lambda temperature: (scores[temperature], temperature))
+    z = NormalDist().inv_cdf(settings.confidence)
+    made: list[Tried] = []
+    for temperature in sorted(scores):
+        loss, error = _loss(judged[best], judged[temperature])
+        is_near = loss - settings.within <= z * error
+        made.append(Tried(temperature, scores[temperature], loss, error, is_near))
+    return made
+
+
+def _loss(best: Outcomes, other: Outcomes) -> tuple[float, float]:
+    """Mean over domains of the paired differences, and its standard error; infinite where a domain
+    has no problem that both have."""
+    losses: list[float] = []
+    errors: list[float] = []
+    for name, of_best in best.items():
+        pairs = [of_best[key] - other[name][key] for key in of_best if key in other[name]]
+        losses.append(mean(pairs) if pairs else math.inf)
+        errors.append(standard_error(pairs))
+    return mean(losses), math.hypot(*errors) / len(errors)
+
+
+class TemperatureControl:
+    """Of one stage; part of its checkpoints."""
+
+    def __init__(
+        self, settings: TemperatureSearch, start: float, scores: Scores, notes: Notes
+    ) -> None:
+        self._settings = settings
+        self._scores = scores
+        self._notes = notes
+        self._rewards = Rewards()
+        self._due = ""
+        """why a search is to be made before the next step; empty where none is"""
+        self.temperature = start
+        self.searches: list[Search] = []
+
+    def observe(self, outcome: float, *, is_updated: bool) -> None:
+        """Take a step in. After one without an update what waits stays fresh, and would be trained
+        on at another temperature than it was sampled at: then a search waits for the next step."""
+        why = self._rewards.observe(outcome, self._settings)
+        if is_updated and len(self.searches) < self._settings.searches:
+            self._due = why
+
+    async def before_next_step(self, loop: Loop, step: int) -> str:
+        """After a step, or the checkpoint that a resumed attempt goes on from: search if it is due,
+        and have the loop sample and train at the temperature -> what came of a search; empty where
+        there was none. Raises EngineError."""
+        said = await self._search_if_due(step)
+        loop.producer.temperature = self.temperature
+        loop.consumer.algorithm = loop.consumer.algorithm.model_copy(
+            update={"temperature": self.temperature}
+        )
+        return said
+
+    async def _search_if_due(self, step: int) -> str:
+        if not self._due:
+            return ""
+        noted = await asyncio.to_thread(self._notes.notes, "searches", step, step)
+        if noted:
+            search = _search_of(json.loads(noted[-1]))
+        else:
+            search = await self._search(step)
+            data = json.dumps(asdict(search)).encode()
+            await asyncio.to_thread(self._notes.note, "searches", step, data)
+        self.searches.append(search)
+        self.temperature = search.chosen
+        self._rewards, self._due = Rewards(), ""
+        shown = ", ".join(f"{t.temperature:g}: {t.score:.4f}" for t in search.tried)
+        return (
+            f"sampling goes on at temperature {search.chosen:g}, after {search.before:g}:"
+            f" {search.why}; held-out scores by temperature: {shown or 'none'}"
+        )
+
+    async def _search(self, step: int) -> Search:
+        grid = sorted({*self._settings.grid, self.temperature})
+        tried = tried_of({t: await self._scores(t) for t in grid}, self._settings)
+        near = [each.temperature for each in tried if each.is_near]
+        chosen = max(near, default=self.temperature)
+        return Search(step, self.temperature, chosen, self._due, tried)
+
+    def save(self, folder: Path) -> None:
+        """Into a checkpoint's folder."""
+        state = {
+            "temperature": self.temperature,
+            "outcomes": self._rewards.outcomes,
+            "due": self._due,
+            "searches": [asdict(search) for search in self.searches],
+        }
+        (folder / _STATE_FILE).write_text(json.dumps(state))
+
+    def restore(self, folder: Path) -> None:
+        state = json.loads((folder / _STATE_FILE).read_text())
+        self.temperature, self._due = state["temperature"], state["due"]
+        self._rewards = Rewards(state["outcomes"])
+        self.searches = list(map(_search_of, state["searches"]))
+
+    def write(self, folder: Path) -> None:
+        """Into an artifact's folder: each search."""
+        path = folder / TEMPERATURES_FILE
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps([asdict(search) for search in self.searches], indent=1))
+
+
+def _search_of(state: Mapping[str, Any]) -> Search:
+    values: dict[str, Any] = {**state, "tried": [Tried(**each) for each in state["tried"]]}
+    return Search(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutScores:
+    """Scores of the stage's policy; the same random numbers at each temperature."""
+
+    settings: TemperatureSearch
+    roller: RollsGroups
+    held_out: Sequence[HeldOut]
+    policy: PublishedPolicy
+    reporter: Reporter
+
+    async def __call__(self, temperature: float) -> Outcomes:
+        settings = self.settings
+        evaluator = Evaluator(
+            roller=self.roller,
+            held_out=self.held_out,
+            samples=settings.samples,
+            timeout_s=settings.timeout_s,
+            temperature=temperature,
+            name=f"temperature {temperature:g}",
+        )
+        version = self.policy.version
+        evaluator.begin(version, version)
+        try:
+            evaluated = await evaluator.finish(lambda: self.policy.is_repairing)
+        finally:
+            await evaluator.close()
+        if evaluated.failure:
+            self.reporter.warn(
+                f"search at temperature {temperature:g}: {evaluated.failure}. Its score is of the"
+                " others; if this repeats, raise `temperature_search.timeout_s`"
+            )
+        return _outcomes(evaluated)
+
+
+def _outcomes(evaluated: Evaluated) -> Outcomes:
+    found: dict[str, dict[str, float]] = {}
+    for domain, groups in evaluated.groups.items():
+        means = problem_means([[verdict(r.samples[0]) for r in group] for group in groups])
+        found[domain] = {
+            group[0].samples[0].problem_id: value
+            for group, value in zip(groups, means, strict=True)
+            if value is not None
+        }
+    return found
+
+
+def control_of(
+    spec: RlSpec,
+    context: StageContext,
+    roller: RollsGroups,
+    domains: Sequence[LiveDomain],
+    policy: PublishedPolicy,
+) -> TemperatureControl | None:
+    """What the settings ask for; None where the temperature stays. Raises InputError."""
+    settings = spec.settings.temperature_search
+    if settings is None:
+        return None
+    count = settings.problems
+    held_out = [
+        HeldOut(d, draw_problems(d.curriculum, "heldout", count, spec.seed)) for d in domains
+    ]
+    scores = HeldOutScores(settings, roller, held_out, policy, context.reporter)
+    start = spec.settings.algorithm.temperature
+    return TemperatureControl(settings, start, scores, context.checkpoints)

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -202,7 +202,7 @@ def _with_adapter(
         f"{prefix}adapter.",
         layer.adapter.split_dims(),
         sharded_offsets,
-        tp_group=layer.tp_group,
+        tp_group=cast("dist.ProcessGroup", layer.tp_group),
         dp_cp_group=metadata["dp_cp_group"],
     )
 
@@ -219,7 +219,8 @@ def add_adapters(
             if isinstance(module, Column | Row):
                 parameter = f"decoder.layers.{number}.{name}.weight"
                 tensors = shape.family.tensors.of_parameter(parameter, first)
-                adapter = Adapter(module.weight, tensors, lora, shape, layout, seed)
+                weight = cast("Tensor", module.weight)
+                adapter = Adapter(weight, tensors, lora, shape, layout, seed)
                 module.adapter = adapter if len(adapter.a) else None
     if layout.is_first_stage:
         # A layer that is computed again has no backward pass if no input of it needs a gradient.

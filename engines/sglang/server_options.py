@@ -251,7 +251,8 @@ def _check_numbers(where: str, name: str, value: Any) -> None:
     if listed is not None and (not listed or any(type(each) is not kind for each in listed)):
         raise InputError(f"{where} is {value!r}; write a list of {wanted}, or leave it out")
     low, high = _BOUNDS.get(name, (1, math.inf))
-    for each in [value] if listed is None else listed:
+    numbers: list[Any] = [value] if listed is None else listed
+    for each in numbers:
         is_number = isinstance(each, int | float) and not isinstance(each, bool)
         if is_number and not low <= each <= high:
             allowed = f"from {low} to {high}" if high < math.inf else f"of {low} or more"

@@ -258,10 +258,9 @@ def longest_sequence(stage: PlannedStage) -> int:
 
 
 def _frozen_models(stage: PlannedStage, trainer: TrainerSettings) -> int:
-    policy = stage.spec.policy
-    # Without its adapters the policy itself is the reference.
-    has_none = policy is None or trainer.lora is not None
-    reference = not has_none and "reference" in policy.algorithm.needs
+    # Without its adapters a policy itself is the reference.
+    policy = stage.spec.policy if trainer.lora is None else None
+    reference = policy is not None and "reference" in policy.algorithm.needs
     teachers = len(stage.spec.sampled_domains) if stage.spec.has_teachers else 0
     return int(reference) + teachers
 

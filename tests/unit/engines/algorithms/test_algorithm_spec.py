@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -15,6 +16,7 @@ from engines.algorithms.corrections import Band
 from engines.algorithms.losses import CispoLoss, ClipLoss
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
+from flows.checks import engines
 from flows.checks.engines import algorithm_problems
 from flows.checks.recipe_checks import cautions, check_recipe
 from flows.checks.servers import determinism_problems, inexact
@@ -319,7 +321,11 @@ def test_what_stale_data_would_mislead_is_warned_of(
     assert found == [] if said is None else any(said in line for line in found), found
 
 
-def test_check_warns_of_stale_data_and_of_an_engine_that_the_gate_would_stop() -> None:
+def test_check_warns_of_stale_data_and_of_an_engine_that_the_gate_would_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_PROCESSOR", tmp_path / "one that computes anything")
+
     def warned(*changes: str) -> list[str]:
         recipe = load_recipe("cpu-smoke", [f"unified.path.rl.{change}" for change in changes])
         return list(cautions(recipe, plan_post_train(recipe)))

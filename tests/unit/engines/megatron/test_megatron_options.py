@@ -113,7 +113,7 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
     [
         ({"recompute_num_layers": "two"}, "takes int or null"),
         ({"recompute_num_layers": True}, "takes int or null"),
-        ({"recompute_granularity": "some"}, "takes =full"),
+        ({"recompute_granularity": "some"}, "takes full"),
         ({"recompute_granularity": "full", "recompute_num_layers": 1}, "needs recompute_method"),
         ({"recompute_granularity": "full", "recompute_method": "block"}, "recompute_num_layers"),
         ({"recompute_num_layers": 2}, "with recompute_granularity: full only"),

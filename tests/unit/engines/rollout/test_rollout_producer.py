@@ -229,9 +229,9 @@ async def stages_sampled(algorithm, group_size, policy):
     roles = SimpleNamespace(trainer=None, critic=None)
     async with AsyncExitStack() as stack:
         group_filter = await open_filter(stack, settings)
-    domains = [domain("d", float)]
+    source = TicketSource([domain("d", float)], split="rl", seed=spec.seed)
     policy_roller = roller(policy)
-    loop = _loop(spec, context, domains, policy_roller, roles, AtVersion(), group_filter, nothing)
+    loop = _loop(spec, context, source, policy_roller, roles, AtVersion(), group_filter, nothing)
     return await fill(loop.producer)
 
 

@@ -7,7 +7,9 @@
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
     tickets.json       which tickets were drawn, which of them are still to be rolled, and how much
-                       a data source of its own was told (rl)
+                       a data source of its own was told; where phases began (rl)
+    temperature.json   the temperature, why a search is due, and what each search found (rl, with a
+                       `temperature_search`)
     taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
                        buffer of its own)
     timeline.jsonl     what took place when, for the stage's trace (rl)
@@ -40,6 +42,7 @@ Where = Literal[
     "buffer.bin",
     "taken.json",
     "tickets.json",
+    "temperature.json",
     "timeline.jsonl",
     "last_steps",
     "notes",
@@ -104,6 +107,26 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_reporter": "handle",
         "_steps": "spec",
         "solved": "empty",
+        "temperatures": "handle",
+    },
+    "tasks/rl/phases.py:Rise": {"best": "tickets.json", "flat": "tickets.json"},
+    "tasks/rl/phases.py:PhasedTickets": {
+        "_phases": "spec",
+        "_domains_of": "spec",
+        "_starts": "tickets.json",
+        "_rise": "tickets.json",
+        "_scored": "tickets.json",
+        "moves": "tickets.json",
+    },
+    "tasks/rl/temperature.py:Rewards": {"outcomes": "temperature.json"},
+    "tasks/rl/temperature.py:TemperatureControl": {
+        "_settings": "spec",
+        "_scores": "handle",
+        "_notes": "handle",
+        "_rewards": "temperature.json",
+        "_due": "temperature.json",
+        "temperature": "temperature.json",
+        "searches": "temperature.json",
     },
     "tasks/rl/evaluation.py:EvaluationSchedule": {
         "_record": "handle",
@@ -117,7 +140,9 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/rollout/evaluator.py:Evaluator": {
         "_roller": "handle",
         "_held_out": "spec",
+        "_name": "spec",
         "_samples": "spec",
+        "_temperature": "spec",
         "_timeout_s": "spec",
         "_running": "lost",
         "_rolls": "lost",
@@ -260,7 +285,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_repeated": "notes",
         "recovered": "empty",
         "_group_size": "spec",
-        "_temperature": "spec",
+        "temperature": "temperature.json",
         "_filter": "handle",
         "dropped_share": "tickets.json",
     },
@@ -331,7 +356,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_trainer": "handle",
         "_policy": "handle",
         "_wanted": "spec",
-        "_algorithm": "spec",
+        "algorithm": "temperature.json",
         "_critic": "handle",
         "_critic_only_steps": "spec",
         "_before_publish": "handle",

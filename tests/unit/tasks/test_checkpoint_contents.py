@@ -21,6 +21,8 @@ LOOP = (
             "rl/body",
             "rl/stage_record",
             "rl/counts",
+            "rl/phases",
+            "rl/temperature",
             "domain_verdicts",
             "updates",
             "series",

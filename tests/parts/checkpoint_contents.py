@@ -58,6 +58,11 @@ reported of rollouts that were finished before the checkpoint, and an evaluation
 made again; rollout workers, which hold no more than tickets under way; what figures were lately,
 which only a warning needs"""
 
+
+def _all(names: str, where: Where) -> dict[str, Where]:
+    return dict.fromkeys(names.split(), where)
+
+
 CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/train/training.py:Training": {
         "_model": "spec",
@@ -87,55 +92,28 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     },
     "engines/megatron/train/critic.py:CriticTrainer": {"_critic": "spec"},
     "tasks/rl/stage_record.py:RlRecord": {
-        "_alarms": "lost",
-        "step": "state.json",
-        "version": "state.json",
-        "_shown": "state.json",
-        "_notes": "handle",
-        "_totals": "state.json",
-        "_sums": "state.json",
-        "_shown_evaluations": "state.json",
-        "_unsaved": "state.json",
-        "_held_out": "state.json",
-        "series": "state.json",
-        "counts": "state.json",
-        "updates": "state.json",
-        "verdicts": "state.json",
-        "_watch": "handle",
-        "_gallery": "handle",
-        "_last_steps": "handle",
-        "_reporter": "handle",
-        "_steps": "spec",
-        "solved": "empty",
-        "temperatures": "handle",
+        **_all("_alarms", "lost"),
+        **_all("step version _shown _totals _sums _shown_evaluations", "state.json"),
+        **_all("_unsaved _held_out series counts updates verdicts", "state.json"),
+        **_all("_notes _watch _gallery _last_steps _reporter temperatures", "handle"),
+        **_all("_steps", "spec"),
+        **_all("solved", "empty"),
     },
     "tasks/rl/phases.py:Rise": {"best": "tickets.json", "flat": "tickets.json"},
     "tasks/rl/phases.py:PhasedTickets": {
-        "_phases": "spec",
-        "_domains_of": "spec",
-        "_starts": "tickets.json",
-        "_rise": "tickets.json",
-        "_scored": "tickets.json",
-        "moves": "tickets.json",
+        **_all("_phases _domains_of", "spec"),
+        **_all("_starts _rise _scored moves", "tickets.json"),
     },
     "tasks/rl/temperature.py:Rewards": {"outcomes": "temperature.json"},
     "tasks/rl/temperature.py:TemperatureControl": {
-        "_settings": "spec",
-        "_scores": "handle",
-        "_notes": "handle",
-        "_rewards": "temperature.json",
-        "_due": "temperature.json",
-        "temperature": "temperature.json",
-        "searches": "temperature.json",
+        **_all("_settings", "spec"),
+        **_all("_scores _notes", "handle"),
+        **_all("_rewards _due temperature searches", "temperature.json"),
     },
     "tasks/rl/evaluation.py:EvaluationSchedule": {
-        "_record": "handle",
-        "_every": "spec",
-        "_evaluator": "handle",
-        "_pulse": "handle",
-        "_reporter": "handle",
-        "_policy": "handle",
-        "_begun": "lost",
+        **_all("_record _evaluator _pulse _reporter _policy", "handle"),
+        **_all("_every", "spec"),
+        **_all("_begun", "lost"),
     },
     "engines/rollout/evaluator.py:Evaluator": {
         "_roller": "handle",

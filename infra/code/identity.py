@@ -24,7 +24,7 @@ from pydantic import Field
 
 from infra.code.definitions import ALL, AS_TYPE, EFFECTS, Definition, Module, read_module
 from infra.code.digest import digest_of, sha256_of
-from infra.code.kept_definitions import keep, know_those_kept
+from infra.code.kept_definitions import keep_definitions, load_kept_definitions
 from infra.config import Config
 from infra.home import SOURCE_ROOT
 
@@ -93,7 +93,7 @@ def code_identity(
     whole. `hooks` is the folder of the user's installed files; `data` counts where one of them, or
     another module of the user's, is imported. Raises InputError for a file that is not Python.
     """
-    know_those_kept()
+    load_kept_definitions()
     found = _Closure(root, hooks, LookedUp() if looked_up is None else looked_up)
     for part in parts:
         found.reach(part.removesuffix(":").replace(":", "."))
@@ -103,7 +103,7 @@ def code_identity(
     files = found.files()
     declared = dict(data or {}) if found.users or found.installed else {}
     users = {name: _user_digest(file) for name, file in sorted(found.users.items())}
-    keep()
+    keep_definitions()
     content = {"code": files, "hooks": users, "installed": found.installed, "data": declared}
     return CodeIdentity(
         hash=digest_of(content), files=files, hooks=users, installed=dict(found.installed),

@@ -1,4 +1,4 @@
-"""What was read of our files, kept in the home from one process to the next: a command, and each
+"""Keeps the definitions that were read in the home, for the next process: a command, and each
 stage's job, would parse hundreds of files again of which none has changed."""
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from infra.code import definitions
 from infra.code.definitions import KNOWN, Definition, Module
 from infra.data_files.remembered import recall, remember
 
-MOST = 2_000
+MOST_MODULES = 2_000
 """modules that are kept: ours, and as many again that an edit has changed"""
-WORTH = 50
-"""definitions that were read: fewer are read again sooner than written"""
-HAS: list[int] = []
-"""how many definitions the home has, once that was asked for"""
+FEWEST_NEW = 50
+"""new definitions for which the file is written: fewer are read again sooner"""
+NUM_KEPT: list[int] = []
+"""how many definitions the home has, as its only item; empty until they were loaded"""
 
 
-def know_those_kept() -> None:
+def load_kept_definitions() -> None:
     """Take what earlier processes read as known."""
-    if HAS:
+    if NUM_KEPT:
         return
-    HAS.append(0)
+    NUM_KEPT.append(0)
     with suppress(KeyError, TypeError, ValueError):
         for key, told in (recall("definitions", _reader(), "whole") or {}).items():
             KNOWN.setdefault(key, _module(told))
-    HAS[0] = _num_read()
+    NUM_KEPT[0] = _num_read()
 
 
-def keep() -> None:
+def keep_definitions() -> None:
     """Keep what is known now for the processes to come, if much of it is new."""
-    if _num_read() < HAS[0] + WORTH:
+    if _num_read() < NUM_KEPT[0] + FEWEST_NEW:
         return
     used = {key: module for key, module in KNOWN.items() if module.source}
-    kept = KNOWN if len(KNOWN) <= MOST else used
+    kept = KNOWN if len(KNOWN) <= MOST_MODULES else used
     remember("definitions", _reader(), "whole", {k: _told(m) for k, m in list(kept.items())})
-    HAS[0] = _num_read()
+    NUM_KEPT[0] = _num_read()
 
 
 def _num_read() -> int:

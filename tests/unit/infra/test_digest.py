@@ -264,7 +264,7 @@ def test_the_next_process_parses_what_was_edited_alone(
     def in_a_new_process() -> str:
         parsed.clear()
         definitions.KNOWN.clear()
-        kept_definitions.HAS.clear()
+        kept_definitions.NUM_KEPT.clear()
         return code_identity(["infra.store.artifacts"], root=tmp_path).hash
 
     first = in_a_new_process()

@@ -10,6 +10,7 @@ from engines.algorithms.advantages import (
     ReinforcePlusPlusAdvantage,
 )
 from engines.algorithms.losses import DisLoss, GspoLoss, ReinforceLoss
+from engines.algorithms.penalties import Kl
 from engines.algorithms.spec import Algorithm
 
 
@@ -101,7 +102,7 @@ def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
 def _terms(algorithm: Algorithm) -> Iterator[str]:
     kl = algorithm.kl
     if not kl.coef:
-        if kl.unbiased or kl.place == "reward":
+        if kl != Kl():
             yield "kl: coef is 0, so the other fields have no effect; set coef, e.g. 0.001"
         return
     if kl.place == "reward" and kl.unbiased:

@@ -59,6 +59,12 @@ _OF_OFFLOAD = (
     "pin_cpu_params",
     "use_precision_aware_optimizer",
 )
+_OFFLOAD_DEFAULTS: Mapping[str, object] = {
+    "optimizer_offload_fraction": 0.0,
+    "pin_cpu_grads": True,
+    "pin_cpu_params": True,
+}
+"""what Megatron-core takes without them; of the others False"""
 OFFLOAD_NEEDS_GPU = (
     "trainer.megatron.optimizer_cpu_offload needs a GPU: on a CPU the optimizer's state is in host"
     " memory already; leave it out"
@@ -86,6 +92,30 @@ def check_layout(
     _check_together(megatron_options, precision)
     _check_router_terms(shape, megatron_options)
     _check_sizes(shape, parallel, megatron_options)
+
+
+_REDUCING = ("overlap_grad_reduce", "pad_buckets_for_high_nccl_busbw")
+
+
+def check_effects(parallel: Parallel, megatron_options: Mapping[str, Any]) -> None:
+    """Raise InputError for an option that does nothing in this layout."""
+    for name in _REDUCING:
+        if megatron_options.get(name) and parallel.dp * parallel.cp == 1:
+            raise InputError(
+                f"trainer.megatron.{name} has no effect with dp 1 and cp 1, where no ranks add"
+                " gradients up; raise dp in resources, or leave it out"
+            )
+    if megatron_options.get("deallocate_pipeline_outputs") and parallel.pp == 1:
+        raise InputError(
+            "trainer.megatron.deallocate_pipeline_outputs has no effect with pp 1, where no stage"
+            " hands outputs on; raise pp in resources, or leave it out"
+        )
+    offloads = megatron_options.get("optimizer_cpu_offload")
+    if offloads and not megatron_options.get("optimizer_offload_fraction"):
+        raise InputError(
+            "trainer.megatron.optimizer_cpu_offload moves the share optimizer_offload_fraction of"
+            " the state, which is 0 unless it is written; write e.g. 1.0"
+        )
 
 
 def check_lora(
@@ -185,7 +215,8 @@ def _check_together(options: Mapping[str, Any], precision: str | None) -> None:
         )
     if not options.get("optimizer_cpu_offload"):
         for name in _OF_OFFLOAD:
-            if options.get(name):
+            usual = _OFFLOAD_DEFAULTS.get(name, False)
+            if options.get(name, usual) not in (usual, None):
                 raise InputError(
                     f"{where}: {name} needs optimizer_cpu_offload: true (without it there is"
                     " nothing that is offloaded, and Transformer Engine is not in our locks)"

@@ -67,6 +67,9 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     "ranks and servers need the same of it to meet for a broadcast: set NCCL_NVLS_ENABLE=1 where"
     " the stack starts, which is for both": ("enable_nccl_nvls",),
     "its files would hold the servers' key": ("crash_dump_folder",),
+    "nothing in the pinned SGLang uses it": (
+        *("num_continuous_decode_steps", "show_time_cost", "triton_attention_reduce_in_fp32"),
+    ),
 }
 """reason -> patterns of names"""
 _UNTESTED = (
@@ -112,7 +115,6 @@ RESULT_NEUTRAL = frozenset(
         "max_running_requests",
         "mem_fraction_static",
         "model_loader_extra_config",
-        "num_continuous_decode_steps",
         "numa_node",
         "otlp_traces_endpoint",
         "page_size",
@@ -120,7 +122,6 @@ RESULT_NEUTRAL = frozenset(
         "radix_eviction_policy",
         "schedule_conservativeness",
         "schedule_policy",
-        "show_time_cost",
         "sleep_on_idle",
         "soft_watchdog_timeout",
         "stream_interval",
@@ -149,7 +150,6 @@ _NUMERIC = frozenset(
         "rl_on_policy_target",
         "sampling_backend",
         "triton_attention_num_kv_splits",
-        "triton_attention_reduce_in_fp32",
     }
 )
 """Options by which the same model is computed with other kernels or in another type."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.combinations import refusals
-from engines.megatron.options import OFFLOAD_NEEDS_GPU, STAGES, check_layout, check_lora
+from engines.megatron.options import OFFLOAD_NEEDS_GPU, STAGES, check_effects, check_layout, check_lora
 from engines.megatron.spec import Optimizer, Parallel
+from engines.sglang.idle_options import idle_options
 from engines.sglang.server_options import check_options, check_parallel
 from flows.plan import BASE, PlannedStage
 from flows.recipe import Recipe
@@ -143,6 +144,8 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
             known = model_config(recipe.base)
             config = known or _fitting(layout, trainer.megatron)
             check_layout(config, layout, trainer.megatron, trainer.precision)
+            if trainer is not stage.spec.trainer or not role:  # a critic may have the policy's
+                check_effects(layout, trainer.megatron)
             is_valued = bool(role) or "reward" in stage.spec.trained_roles
             if known or is_valued:
                 check_lora(config, trainer.lora, has_value_head=is_valued)
@@ -195,6 +198,10 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
         check_parallel(stage.spec.fleet.sglang, stage.resources.tp_per_server)
     except InputError as error:
         yield f"stage {stage.name}: {error}"
+        return
+    if not stage.spec.fleet.external:  # how many ranks those have is not known
+        for idle in idle_options(stage.spec.fleet.sglang, stage.resources.tp_per_server):
+            yield f"stage {stage.name}: fleet.sglang.{idle}; leave it out"
 
 
 _HALF_GATE = 0.01

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from flows.checks.data import message_file_cautions, message_file_problems, seen_before_cautions
 from flows.checks.engines import folder_cautions, folder_problems, value_problems
 from flows.checks.hook_checks import hook_problems
+from flows.checks.idle_settings import idle_settings
 from flows.checks.memory.fit import memory_cautions, memory_problems, size_notes
 from flows.checks.servers import (
     determinism_notes,
@@ -56,6 +57,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from store_cautions(recipe)
     yield from findings_of(request_of(recipe, plan)).cautions
     yield from _teachers_of_noise(recipe, plan)
+    yield from idle_settings(recipe, plan)
     yield from folder_cautions(plan)
     yield from message_file_cautions(recipe, plan)
     yield from seen_before_cautions(recipe, plan)

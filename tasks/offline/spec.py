@@ -13,7 +13,7 @@ from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettin
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from infra.errors import InputError
 from tasks.path_context import Place
-from tasks.rl.spec import RlSettings
+from tasks.rl.spec import RlSettings, critic_problems
 from tasks.stage import StageSpec
 
 ROLLOUTS = "rollouts"
@@ -68,6 +68,7 @@ class OfflineSpec(StageSpec):
     def problems(self) -> Iterator[str]:
         if "teachers" in self.settings.algorithm.needs:
             yield "algorithm.advantage: it needs teachers, which `offline` has not; use `opd`"
+        yield from critic_problems(self.policy)
 
     def cautions(self) -> Iterator[str]:
         if self.settings.steps > 1:

@@ -236,12 +236,6 @@ class RlSpec(StageSpec):
 
     def problems(self) -> Iterator[str]:
         settings = self.settings
-        role = settings.critic_role
-        if role is None and settings.critic is not None:
-            yield (
-                f"critic: nothing uses it, as advantage {settings.algorithm.advantage.kind} has"
-                " none; leave it out, or choose `algorithm: {preset: ppo}`"
-            )
         for domain in self.domains:
             if not any(term.weight for term in domain.rewards):
                 yield (
@@ -253,18 +247,28 @@ class RlSpec(StageSpec):
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
                 " `max_staleness`"
             )
-        if role is not None and role.warmup_steps >= settings.steps:
-            yield (
-                f"critic.warmup_steps: {role.warmup_steps} of {settings.steps} steps leave none to"
-                " the policy; lower it"
-            )
-
+        yield from critic_problems(settings)
         yield from _phase_problems(settings)
         yield from _temperature_problems(settings)
 
     def cautions(self) -> Iterator[str]:
         if self.settings.max_staleness:
             yield from (f"algorithm.{doubt}" for doubt in stale_doubts(self.settings.algorithm))
+
+
+def critic_problems(settings: RlSettings) -> Iterator[str]:
+    """A critic that nothing asks, and one whose first steps alone are the whole stage."""
+    role = settings.critic_role
+    if role is None and settings.critic is not None:
+        yield (
+            f"critic: nothing uses it, as advantage {settings.algorithm.advantage.kind} has"
+            " none; leave it out, or choose `algorithm: {preset: ppo}`"
+        )
+    if role is not None and role.warmup_steps >= settings.steps:
+        yield (
+            f"critic.warmup_steps: {role.warmup_steps} of {settings.steps} steps leave none to"
+            " the policy; lower it"
+        )
 
 
 def _phase_problems(settings: RlSettings) -> Iterator[str]:

@@ -46,6 +46,12 @@ class ScreenSettings(Config):
     def _belongs_together(self) -> Self:
         if len(set(self.keep)) < len(self.keep):
             raise ValueError(f"keep: {', '.join(self.keep)} has a pool twice; name each once")
+        # A form and a recipe on record write the default, too.
+        if not self.goes_on and self.most != type(self).model_fields["most"].default:
+            raise ValueError(
+                f"most: is not used, as only {' and '.join(BEYOND_FIRST)} need more than the first"
+                " answers, and `keep` has neither; leave it out"
+            )
         if self.goes_on and self.most < self.first:
             raise ValueError(
                 f"most: {self.most} answers are fewer than the first {self.first}; write as many"

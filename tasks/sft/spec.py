@@ -77,7 +77,13 @@ class SftSpec(StageSpec):
         """On its own files, if it names any; else on the dataset before it, if there is one; else
         on its domain's demonstrations."""
         if settings.data is not None or place.data:  # both hold as many rows as they do
-            unread = {"demonstrations": SftSettings.model_fields["demonstrations"].default}
+            usual = SftSettings.model_fields["demonstrations"].default
+            if settings.data is not None and settings.demonstrations != usual:
+                raise InputError(
+                    "demonstrations: is not used, as the stage trains on its own files in `data`;"
+                    " leave one of them out"
+                )
+            unread = {"demonstrations": usual}
             spec = cls(seed=place.seed, settings=settings.model_copy(update=unread))
             given = {} if settings.data is not None else {"data": place.data}
             if settings.decontaminate:

@@ -51,7 +51,7 @@ def test_a_critic_may_train_otherwise_than_its_policy() -> None:
     told = said(PPO, f"{own}.megatron.recompute_granularty=full")
     assert "critic, trainer.megatron.recompute_granularty" in told
     assert "did you mean recompute_granularity?" in told
-    assert said(PPO, f"{own}.megatron.overlap_grad_reduce=true") == ""
+    assert said(PPO, f"{own}.megatron.recompute_granularity=selective") == ""
 
 
 def test_a_critic_s_micro_batches_change_no_digest() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engines.megatron.options import ALLOWED, check_layout, check_lora
+from engines.megatron.options import ALLOWED, check_effects, check_layout, check_lora
 from engines.megatron.options_table import TABLE, describe_options
 from engines.megatron.refused_options import named
 from engines.megatron.spec import Lora, Parallel, TrainerSettings
@@ -54,6 +54,31 @@ def test_options_of_the_optimizer_and_of_data_parallelism_pass() -> None:
     offload = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1}
     overlap = {"overlap_grad_reduce": True, "bucket_size": 1000, "grad_reduce_in_fp32": False}
     check_layout(QWEN3, Parallel(dp=2), state | offload | overlap, "bf16")
+
+
+OFFLOAD = {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "idle", "working"),
+    [
+        ({"overlap_grad_reduce": True}, Parallel(tp=2, pp=2), Parallel(cp=2)),
+        ({"pad_buckets_for_high_nccl_busbw": True}, Parallel(pp=2), Parallel(dp=2)),
+        ({"deallocate_pipeline_outputs": True}, Parallel(dp=2), Parallel(pp=2)),
+        (OFFLOAD, Parallel(), None),
+        (OFFLOAD | {"optimizer_offload_fraction": 0.0}, Parallel(), None),
+    ],
+)
+def test_an_option_that_does_nothing_in_its_layout_is_refused(
+    options: dict[str, Any], idle: Parallel, working: Parallel | None
+) -> None:
+    check_layout(QWEN3, idle, options)
+    with pytest.raises(InputError) as caught:
+        check_effects(idle, options)
+    assert any(f"trainer.megatron.{name} " in str(caught.value) for name in options)
+    if working is not None:
+        check_effects(working, options)
+    check_effects(idle, dict.fromkeys(options, False))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +152,8 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
         ({"num_layers_in_first_pipeline_stage": 1}, "pp is 1"),
         ({"optimizer_offload_fraction": 2}, "from 0 to 1"),
         ({"use_precision_aware_optimizer": True}, "Transformer Engine"),
-        ({"pin_cpu_grads": True}, "needs optimizer_cpu_offload"),
+        ({"pin_cpu_grads": False}, "needs optimizer_cpu_offload"),
+        ({"overlap_cpu_optimizer_d2h_h2d": True}, "needs optimizer_cpu_offload"),
         ({"moe_aux_loss_coeff": 0.01}, "this model is dense"),
         ({"moe_z_loss_coeff": 0.01}, "this model is dense"),
         ({"moe_router_bias_update_rate": 0.001}, "this model is dense"),

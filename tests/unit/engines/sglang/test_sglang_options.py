@@ -7,10 +7,54 @@ import sys
 
 import pytest
 
+from engines.sglang.idle_options import idle_at_external, idle_on_cpu, idle_options
 from engines.sglang.server_options import ALLOWED, check_options, check_parallel, describe, table
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
+
+
+GRAPHS_OFF = {"disable_cuda_graph": True}
+BOTH = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "idle", "working"),
+    [
+        ("log_requests_level", 2, {}, {"log_requests": True}),
+        ("log_requests_target", ["stdout"], {"log_requests": False}, {"log_requests": True}),
+        ("otlp_traces_endpoint", "h:1", {}, {"enable_trace": True}),
+        ("enable_request_time_stats_logging", True, {"log_level": "error"}, {"log_level": "info"}),
+        ("decode_log_interval", 7, {}, {"enable_metrics": True}),
+        ("torch_compile_max_bs", 4, {}, {"enable_torch_compile": True}),
+        ("cuda_graph_bs_decode", [1], GRAPHS_OFF, {}),
+        ("cuda_graph_max_bs_decode", 8, GRAPHS_OFF, {}),
+        ("disable_cuda_graph_padding", True, GRAPHS_OFF, {"disable_cuda_graph": False}),
+        ("radix_eviction_policy", "lfu", {"disable_radix_cache": True}, {}),
+        ("enable_mixed_chunk", True, {"chunked_prefill_size": -1}, {"chunked_prefill_size": 8}),
+        ("triton_attention_num_kv_splits", 4, {"attention_backend": "fa3"}, {}),
+        ("attention_backend", "fa3", BOTH, {"decode_attention_backend": "triton"}),
+    ],
+)
+def test_an_option_that_does_nothing_beside_others_is_named(
+    name: str, value: object, idle: dict[str, object], working: dict[str, object]
+) -> None:
+    (said,) = idle_options({name: value, **idle}, tp=1)
+    assert said.startswith(f"{name} has no effect")
+    assert not list(idle_options({name: value, **working}, tp=1))
+    assert not list(idle_options({name: None, **idle}, tp=1))
+
+
+def test_options_of_several_ranks_of_gpus_and_of_own_servers_are_named_elsewhere() -> None:
+    given = {"disable_custom_all_reduce": True, "enable_p2p_check": False}
+    (said,) = idle_options(given, tp=1)
+    assert said.startswith("disable_custom_all_reduce has no effect with tp_per_server 1")
+    assert not list(idle_options(given, tp=2))
+    assert idle_on_cpu(given | {"numa_node": [0], "page_size": 4}) == [
+        *("disable_custom_all_reduce", "numa_node")
+    ]
+    there = {"page_size": 4, "dtype": "bfloat16", "max_running_requests": 5, "enable_trace": False}
+    assert idle_at_external(there) == ["page_size"], "dtype is compared with what servers have"
 
 
 def test_known_options_of_the_right_kind_pass() -> None:
@@ -55,6 +99,9 @@ def test_known_options_of_the_right_kind_pass() -> None:
         ({"base_gpu_id": 1}, "fleet chooses"),
         ({"device": "cuda"}, "by what the host has"),
         ({"enable_lmcache": True}, "no test shows"),
+        ({"num_continuous_decode_steps": 2}, "nothing in the pinned SGLang uses it"),
+        ({"show_time_cost": True}, "nothing in the pinned SGLang uses it"),
+        ({"triton_attention_reduce_in_fp32": True}, "nothing in the pinned SGLang uses it"),
     ],
 )
 def test_a_wrong_option_is_refused_with_advice(options: dict[str, object], words: str) -> None:

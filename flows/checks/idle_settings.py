@@ -1,0 +1,194 @@
+"""Settings that are written and never read, because of what else the recipe says.
+
+| setting | is read only |
+|---|---|
+| `demonstrations` of `sft` | where the stage draws demonstrations: not with `data`, nor after `distill` |
+| `critic` of `rl` and `offline` | with an advantage that has a critic |
+| `most` of `screen` | if `keep` has a pool that more answers tell apart |
+| `oversample` of `rl` | if groups may be dropped |
+| `timeout_s` of a reward, a driver or a group filter | of the user's own, or one that asks a model |
+| `timeout_s` of a domain | if the curriculum, with its environment, is the user's own |
+| `fleet.max_total_tokens`, most of `fleet.sglang` | by servers of our own, not by `fleet.external` |
+| options of GPUs in `fleet.sglang` | by a server on a GPU |
+| `curriculum_options` beside a stage | if it, or a later one before the next change, draws problems |
+| `shares.sft`, `shares.distill` of `files` | if a stage draws of that split |
+| `decontaminate` of `files` | if rows are held out |
+| `evaluate.samples_elsewhere` | with several domains |
+| `lm_eval.*` | if `lm_eval.tasks` names some |
+| `storage.credentials` | by a store elsewhere |
+| `resources.other_devices` | beside `resources.devices` |
+| `data` of the recipe | by `hooks` |
+
+What contradicts itself is refused by the stage's own settings (`data` with `demonstrations`,
+`critic`, `most`). The rest are cautions: several stages or recipes may share a block of settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import BaseModel
+
+from curricula.built_in_curricula import BUILT_IN as CURRICULA
+from curricula.prompt_files.spec import PromptFiles
+from engines.rollout.protocols import DRIVERS, FILTERS
+from engines.sglang.idle_options import idle_at_external, idle_on_cpu
+from engines.types import Split
+from flows.path import PathStage
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from infra.cuda import has_cuda
+from rewards.built_in_rewards import QUICK
+from tasks.domain import CurriculumSpec, Domain
+from tasks.rl.spec import RlSettings
+from tasks.sft.spec import SftSettings, SftSpec
+
+
+def idle_settings(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """A sentence for each setting that nothing reads, as `field: why; what to do`."""
+    for stage in plan:
+        yield from _of_stage(recipe, stage)
+    for key, expert in recipe.experts.items():
+        if expert.domain is not None:
+            yield from _of_domain(f"experts.{key}.domain", expert.domain)
+            yield from _of_files(f"experts.{key}.domain.curriculum", expert.domain.curriculum, plan)
+        yield from _of_path(f"experts.{key}.path", expert.path, plan)
+    if recipe.unified is not None:
+        yield from _of_path("unified.path", recipe.unified.path, plan)
+    yield from _of_recipe(recipe)
+
+
+def _is_written(settings: BaseModel, field: str) -> bool:
+    """Whether it differs from its default: a form and a recipe on record write that, too."""
+    named = type(settings).model_fields[field]
+    return getattr(settings, field) != named.get_default(call_default_factory=True)
+
+
+def _of_stage(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
+    fleet, settings = stage.spec.fleet, getattr(stage.spec, "settings", None)
+    if isinstance(settings, RlSettings):
+        # 1 is what it is then.
+        is_more = settings.oversample != 1 and _is_written(settings, "oversample")
+        if is_more and not settings.drops_groups:
+            yield (
+                f"{stage.where}.oversample: is not used, as every group is kept: the advantage"
+                f" {settings.algorithm.advantage.kind} and the filter"
+                f" {settings.group_filter.name} drop none; leave it out"
+            )
+        chosen = settings.group_filter
+        if chosen.name in FILTERS and _is_written(chosen, "timeout_s"):
+            yield f"{stage.where}.group_filter.{_no_limit(chosen.name)}"
+    if fleet is not None and fleet.external:
+        named = ["max_total_tokens"] if fleet.max_total_tokens is not None else []
+        for name in (*named, *(f"sglang.{name}" for name in idle_at_external(fleet.sglang))):
+            yield (
+                f"{stage.where}.fleet.{name}: is not used: fleet.external names servers that were"
+                " started with options of their own; leave it out"
+            )
+    elif fleet is not None and not has_cuda() and recipe.resources.devices is None:
+        for name in idle_on_cpu(fleet.sglang):
+            yield (
+                f"{stage.where}.fleet.sglang.{name}: has no effect on this machine: it is for"
+                " GPUs; leave it out, or describe other hosts' GPUs in `resources.devices`"
+            )
+
+
+def _no_limit(name: str) -> str:
+    return f"timeout_s: is not used: {name} is built in, and has no time limit; leave it out"
+
+
+def _of_domain(where: str, domain: Domain) -> Iterator[str]:
+    if domain.driver.name in DRIVERS and _is_written(domain.driver, "timeout_s"):
+        yield f"{where}.driver.{_no_limit(domain.driver.name)}"
+    for index, term in enumerate(domain.rewards):
+        if term.name in QUICK and _is_written(term, "timeout_s"):
+            yield f"{where}.rewards.{index}.{_no_limit(term.name)}"
+    if domain.curriculum.name in CURRICULA and _is_written(domain, "timeout_s"):
+        yield (
+            f"{where}.timeout_s: is not used: it is for an environment of your own, and that of"
+            f" the curriculum {domain.curriculum.name} is built in; leave it out"
+        )
+
+
+_DRAWS: dict[str, Split] = {"sft": "sft", "distill": "distill"}
+"""splits that the options of `files` give a share, by the share's name"""
+
+
+def _of_files(where: str, curriculum: CurriculumSpec, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    if curriculum.name != "files":
+        return
+    files = PromptFiles.model_validate(curriculum.options)
+    drawn = {split for stage in plan for split in stage.spec.drawn}
+    by_shares = any(source.split == "auto" for source in files.sources)
+    for name, split in _DRAWS.items():
+        if share := getattr(files.shares, name):
+            if split not in drawn:
+                yield (
+                    f"{where}.options.shares.{name}: no stage draws problems of it, so {share:.0%}"
+                    " of the rows are used by nothing; leave it out"
+                )
+            elif not by_shares:
+                yield f"{where}.options.shares.{name}: no source has `split: auto`; leave it out"
+    holds_out = (by_shares and files.shares.heldout) or any(
+        source.split == "heldout" for source in files.sources
+    )
+    if files.decontaminate and not holds_out:
+        yield (
+            f"{where}.options.decontaminate: is not used, as no row is held out; write"
+            " `shares: {heldout: 0.1}`, or leave it out"
+        )
+
+
+def _of_path(
+    where: str, path: Sequence[PathStage], plan: Sequence[PlannedStage]
+) -> Iterator[str]:
+    planned = {stage.where: stage for stage in plan}
+    known = {SftSettings.model_fields["demonstrations"].default}
+    for index, entry in enumerate(path):
+        stage = planned.get(f"{where}.{index}.{entry.kind}")
+        if isinstance(entry.settings, SftSettings) and stage is not None:
+            written = entry.settings.demonstrations
+            assert isinstance(stage.spec, SftSpec)
+            # A stage that is written again as one before it may have what only that one reads.
+            if stage.spec.curriculum is None and written not in known:
+                yield (
+                    f"{stage.where}.demonstrations: is not used, as the stage learns from the"
+                    " dataset of the `distill` before it; leave it out"
+                )
+            known.add(written)
+        if entry.curriculum_options and not _draws(where, path, index, planned):
+            yield (
+                f"{where}.{index}.curriculum_options: no stage draws problems with them; leave"
+                " them out"
+            )
+
+
+def _draws(
+    where: str, path: Sequence[PathStage], first: int, planned: dict[str, PlannedStage]
+) -> bool:
+    """Whether a stage from `first` on draws problems, before the options change again."""
+    for index in range(first, len(path)):
+        if index > first and path[index].curriculum_options:
+            return False
+        stage = planned.get(f"{where}.{index}.{path[index].kind}")
+        # Of a stage that is not planned, or of the user's own, it is not known.
+        if stage is None or ":" in path[index].kind or stage.spec.drawn:
+            return True
+    return False
+
+
+def _of_recipe(recipe: Recipe) -> Iterator[str]:
+    if len(recipe.domains) < 2 and _is_written(recipe.evaluate, "samples_elsewhere"):
+        yield "evaluate.samples_elsewhere: is not used, as there is one domain only; leave it out"
+    for field in type(recipe.lm_eval).model_fields:
+        if not recipe.lm_eval.tasks and _is_written(recipe.lm_eval, field):
+            yield f"lm_eval.{field}: is not used, as `lm_eval.tasks` names none; write some"
+    is_here = recipe.storage.root.startswith(("file:", "/", "local:"))
+    if recipe.storage.credentials and is_here:
+        yield (
+            f"storage.credentials: is not used by the folder {recipe.storage.root}; leave it out"
+        )
+    if recipe.resources.other_devices and recipe.resources.devices is None:
+        yield "resources.other_devices: is not used without resources.devices; write both"
+    if recipe.data and not recipe.hooks:
+        yield "data: hooks alone read it, and `hooks` names none; write them, or leave it out"

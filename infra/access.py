@@ -117,7 +117,7 @@ def required_key() -> str:
     Raises InputError for a key that others may read, that is too weak, or that is not the one that
     TRIBUTARY_KEY says.
     """
-    given = _given_key()
+    given = given_key()
     if not key():
         _write(given or secrets.token_urlsafe(32), replace=False)
     found = key()
@@ -131,7 +131,7 @@ def required_key() -> str:
 
 def require_shared_key() -> None:
     """Raises InputError where this home would make a key of its own, which other hosts lack."""
-    if not key() and not _given_key():
+    if not key() and not given_key():
         raise InputError(
             f"servers on several hosts need one key, and there is none in {key_path()}: set"
             f" {KEY_VARIABLE} to the same 16 to 256 letters, digits or `._~-` on each host"
@@ -143,7 +143,7 @@ def prepare_key(*, in_use: bool) -> None:
 
     Raises InputError for a key that is too weak, or another than what runs uses.
     """
-    given, known = _given_key(), key()
+    given, known = given_key(), key()
     if in_use and given and known and given != known:
         raise InputError(
             f"the stack that runs in {home()} has another key than {KEY_VARIABLE}: end it with "
@@ -159,7 +159,7 @@ def prepare_key(*, in_use: bool) -> None:
     required_key()
 
 
-def _given_key() -> str:
+def given_key() -> str:
     """What TRIBUTARY_KEY says; empty if it is unset. Raises InputError for one that is too weak."""
     given = os.environ.get(KEY_VARIABLE, "")
     if given and not _KEY.fullmatch(given):

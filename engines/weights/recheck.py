@@ -7,7 +7,6 @@ repeated with memory that is used once, and the servers' checksums have to stay.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,11 +16,10 @@ from engines.weights.ranks import Ranks
 from engines.weights.transport import PublishReport, Target, server_weights
 from engines.weights.weight_stream import Send, stream
 from infra.errors import EngineError
+from infra.stack.variables import CHECK_WEIGHTS, is_on
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-VARIABLE = "TRIBUTARY_CHECK_WEIGHTS"
 
 
 def checked_stream(
@@ -55,7 +53,7 @@ def checked(
 ) -> PublishReport:
     """The same for any push through buckets' memory."""
     report = push(memory)
-    if os.environ.get(VARIABLE, "0") in ("", "0"):
+    if not is_on(CHECK_WEIGHTS):
         return report
     ask = partial(_checksums, targets)
     found = ranks.from_leader(ask)

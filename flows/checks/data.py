@@ -54,6 +54,8 @@ class _FirstRows:
     are_all: bool = True
     bad: Counter[str] = field(default_factory=Counter[str])
     named: list[str] = field(default_factory=list[str])
+    empty: list[str] = field(default_factory=list[str])
+    """files without a row"""
     choices: list[str] = field(default_factory=list[str])
     """where a folder holds more than what is read"""
     layouts: Counter[str] = field(default_factory=Counter[str])
@@ -100,6 +102,8 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
         if isinstance(found, str):
             continue
         yield from (f"{where}.files: {choice}" for choice in found.choices)
+        if found.empty and found.read:
+            yield f"{where}.files: without a row: {', '.join(found.empty)}"
         if found.without_thought:
             yield (
                 f"{where}: {found.without_thought} of {found.read} rows show no thought, and the"
@@ -149,6 +153,7 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
     for file in files[:_FILES]:
         rows, are_all = first_rows(file, _ROWS)
         found.are_all &= are_all
+        found.empty += [] if len(rows) else [file.name]
         for index in range(len(rows)):
             found.read += 1
             try:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.combinations import refusals
-from engines.megatron.options import OFFLOAD_NEEDS_GPU, STAGES, check_effects, check_layout, check_lora
+from engines.megatron.options import (
+    OFFLOAD_NEEDS_GPU,
+    STAGES,
+    check_effects,
+    check_layout,
+    check_lora,
+)
 from engines.megatron.spec import Optimizer, Parallel
 from engines.sglang.idle_options import idle_options
 from engines.sglang.server_options import check_options, check_parallel

@@ -2,15 +2,15 @@
 
 | setting | is read only |
 |---|---|
-| `demonstrations` of `sft` | where the stage draws demonstrations: not with `data`, nor after `distill` |
+| `demonstrations` of `sft` | without `data`, and without a `distill` before it |
 | `critic` of `rl` and `offline` | with an advantage that has a critic |
 | `most` of `screen` | if `keep` has a pool that more answers tell apart |
 | `oversample` of `rl` | if groups may be dropped |
-| `timeout_s` of a reward, a driver or a group filter | of the user's own, or one that asks a model |
+| `timeout_s` of a reward, a driver or a group filter | if it is the user's own, or asks a model |
 | `timeout_s` of a domain | if the curriculum, with its environment, is the user's own |
-| `fleet.max_total_tokens`, most of `fleet.sglang` | by servers of our own, not by `fleet.external` |
+| `fleet.max_total_tokens`, most of `fleet.sglang` | by servers of our own |
 | options of GPUs in `fleet.sglang` | by a server on a GPU |
-| `curriculum_options` beside a stage | if it, or a later one before the next change, draws problems |
+| `curriculum_options` beside a stage | if it draws problems, or a later one does |
 | `shares.sft`, `shares.distill` of `files` | if a stage draws of that split |
 | `decontaminate` of `files` | if rows are held out |
 | `evaluate.samples_elsewhere` | with several domains |
@@ -114,7 +114,9 @@ _DRAWS: dict[str, Split] = {"sft": "sft", "distill": "distill"}
 """splits that the options of `files` give a share, by the share's name"""
 
 
-def _of_files(where: str, curriculum: CurriculumSpec, plan: Sequence[PlannedStage]) -> Iterator[str]:
+def _of_files(
+    where: str, curriculum: CurriculumSpec, plan: Sequence[PlannedStage]
+) -> Iterator[str]:
     if curriculum.name != "files":
         return
     files = PromptFiles.model_validate(curriculum.options)
@@ -139,9 +141,7 @@ def _of_files(where: str, curriculum: CurriculumSpec, plan: Sequence[PlannedStag
         )
 
 
-def _of_path(
-    where: str, path: Sequence[PathStage], plan: Sequence[PlannedStage]
-) -> Iterator[str]:
+def _of_path(where: str, path: Sequence[PathStage], plan: Sequence[PlannedStage]) -> Iterator[str]:
     planned = {stage.where: stage for stage in plan}
     known = {SftSettings.model_fields["demonstrations"].default}
     for index, entry in enumerate(path):

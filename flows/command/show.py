@@ -94,7 +94,9 @@ def show_check(
 ) -> int:
     from flows.checks.memory.fit import size_notes
     from flows.checks.recipe_checks import cautions, check_recipe, notes
+    from flows.checks.variables import require_variables
 
+    require_variables()
     recipe = load_recipe(name, changes)
     plan = plan_of("post-train", recipe, {})
     check_recipe(recipe, plan, again=True)

@@ -34,10 +34,12 @@ def join_stack(head: str, console: Console) -> int:
 def start_stack(concurrent_runs: int | None, console: Console) -> int:
     """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
     it as it is."""
+    from flows.checks.variables import require_variables
     from flows.page.form import form_url, renew_lists
     from flows.running.prefect_api import PrefectApi
     from infra.tracking.spool import deliver_spool
 
+    require_variables()
     started = stack.up(lambda text: console.print(text, markup=False))
     api = PrefectApi(started.prefect_api)
     renew_lists(api)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import InputError
+from infra.stack.variables import is_on
 
 TEMPLATE_VARIABLE = "TRIBUTARY_JOB_TEMPLATE"
 """the base job template, a JSON file, that `up` gives the work pool"""
@@ -79,4 +80,4 @@ def _require_fixed(path: str, template: dict[str, Any]) -> None:
 def is_elsewhere() -> bool:
     """Whether the stack of this process's home runs in another pod, where it can be asked but not
     looked at."""
-    return bool(os.environ.get(ELSEWHERE_VARIABLE))
+    return is_on(ELSEWHERE_VARIABLE)

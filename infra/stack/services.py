@@ -21,6 +21,7 @@ from infra.secret_references import environment_without_secrets, with_secrets_of
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.prefect_server import HEARTBEAT_SECONDS
 from infra.stack.record import WORK_POOL, Stack
+from infra.stack.variables import CHECK_WEIGHTS
 from infra.store.evicted import LIMIT_VARIABLE
 from infra.tracking.server_app import APP
 
@@ -46,6 +47,8 @@ PROBE_SECONDS = 3.0
 _http = httpx.Client(timeout=PROBE_SECONDS, trust_env=False, verify=False)
 # Another stack's or a cloud's settings in the caller's environment must not reach ours.
 _FOREIGN = ("PREFECT_", "RAY_", "MLFLOW_", "TRIBUTARY_")
+_PASSED_ON = (LIMIT_VARIABLE, CHECK_WEIGHTS)
+"""what the stages, and what they start, read themselves"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,7 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
     """The caller's environment without foreign settings and secrets that the service does not need,
     plus what reaches this stack, the mark of what the service starts, and where that keeps
     temporary files."""
-    kept = {
-        k: v for k, v in os.environ.items() if k == LIMIT_VARIABLE or not k.startswith(_FOREIGN)
-    }
+    kept = {k: v for k, v in os.environ.items() if k in _PASSED_ON or not k.startswith(_FOREIGN)}
     if service == "ray" and not stack.job_template:
         kept = with_secrets_of_the_store(kept)
     elif service not in ("ray", "prefect-worker"):  # flows get all, and hand jobs what they need

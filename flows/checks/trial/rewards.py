@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 from engines.types import (
     Demonstration,
@@ -109,6 +111,7 @@ def _try_group(
     group = [_transcript(replace(shown[0], turns=each)) for each in turns]
     scores: list[list[float]] = []
     for asked in (group, group[::-1]):
+        given, copies = list(asked), copy.deepcopy(asked)
         what = f"{name} on {len(asked)} answers to {shown[0].problem.id}"
         call = partial(GroupRubric([GroupTerm(name, 1.0, reward)]).judge, asked)
         fine, judgements = attempts.wait(at, what, call, limit)
@@ -116,6 +119,9 @@ def _try_group(
             return
         if judgements[0].failed:
             attempts.problems.append(f"{at}: {judgements[0].reason}")
+            return
+        if names := _changed_of_group(copies, given, asked):
+            attempts.problems.append(f"{at}: {name} {_said_of_changed(names)}")
             return
         scores.append([judgement.reward for judgement in judgements])
     if scores[0] != scores[1][::-1]:
@@ -202,17 +208,48 @@ def _try_question(
 def _verdict(
     at: str, term: Term, transcript: Transcript, attempts: Attempts, limit: float
 ) -> Verdict | None:
-    problem = transcript.problem.id
+    problem, before = transcript.problem.id, copy.deepcopy(transcript)
     what = f"{term.name} on {'a demonstration' if transcript.answer else 'an empty answer'}"
     fine, verdict = attempts.wait(
         at, f"{what} of {problem}", lambda: _asked(term, transcript), limit
     )
     if not fine:
         return None
+    if names := list(_changed_fields(before, transcript, "transcript")):
+        attempts.problems.append(f"{at}: {term.name} {_said_of_changed(names)}")
+        return None
     if fault := verdict_fault(term, verdict) or turns_fault(verdict, transcript):
         attempts.problems.append(f"{at}: {term.name} {fault}")
         return None
     return verdict
+
+
+def _changed_fields(before: Any, after: Any, at: str) -> Iterator[str]:
+    """Where a transcript is not what it was. Example: transcript.problem.reference"""
+    for field in fields(before):
+        one, other = getattr(before, field.name), getattr(after, field.name)
+        if field.name == "problem":
+            yield from _changed_fields(one, other, f"{at}.problem")
+        elif one != other:
+            yield f"{at}.{field.name}"
+
+
+def _changed_of_group(
+    copies: Sequence[Transcript], given: Sequence[Transcript], left: Sequence[Transcript]
+) -> list[str]:
+    """`copies` of what was `given`, made before, and the list that the reward `left`."""
+    if list(map(id, given)) != list(map(id, left)):
+        return ["transcripts"]
+    pairs = zip(copies, given, strict=True)
+    each = (name for pair in pairs for name in _changed_fields(*pair, "transcripts[i]"))
+    return [*dict.fromkeys(each)]
+
+
+def _said_of_changed(names: Sequence[str]) -> str:
+    return (
+        f"changes {' and '.join(names)}, which it may only read: whoever judges the rollout next"
+        " would see what it left; work on a copy, e.g. `copy.deepcopy`"
+    )
 
 
 async def _asked(term: Term, transcript: Transcript) -> Verdict | NoVerdict:

@@ -59,6 +59,8 @@ class _Seen:
     bad: list[str] = field(default_factory=list[str])
     """all bad rows: file, line and what is wrong"""
     shown: list[Shown] = field(default_factory=list[Shown])
+    empty: list[str] = field(default_factory=list[str])
+    """files without a row"""
     choices: list[str] = field(default_factory=list[str])
     """where a folder holds more than what is read"""
     are_all: bool = True
@@ -114,6 +116,8 @@ class _Seen:
     @property
     def cautions(self) -> Iterator[str]:
         """What may make right answers wrong, or teach what was not meant."""
+        if self.empty:
+            yield f"without a row: {', '.join(self.empty)}"
         for said, count in self.unreadable.items():
             yield f"{count} rows: {said}, if you use {', '.join(COMPARING)}"
         if self.contradicting:
@@ -215,6 +219,7 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
             break
         found, are_all = first_rows(file, left)
         seen.are_all &= are_all
+        seen.empty += [] if len(found) else [file.name]
         for index in range(len(found)):
             where = f"{file.name}:{found.line(index)}"
             try:
@@ -227,6 +232,8 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
             if rows > 0:
                 rows -= 1
                 seen.shown += [(f"{where}{what}", sequence) for what, sequence in shown]
+    if len(seen.empty) == len(files):
+        raise InputError(f"files: {', '.join(seen.empty)} hold no row")
     return seen
 
 

@@ -224,7 +224,7 @@ def test_a_rank_that_copies_after_its_server_answered_is_found_out(
 
 def checked(trainer: Any, folder: Path, targets: Sequence[Target]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(recheck.VARIABLE, "1")
+        patch.setenv(recheck.CHECK_WEIGHTS, "1")
         published(trainer, folder, targets)
 
 

@@ -90,7 +90,7 @@ def test_weights_of_a_server_that_reads_too_late_are_not_what_was_sent(
 ) -> None:
     """Beside one that waits, which is not blamed."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    monkeypatch.setenv(recheck.VARIABLE, "1")
+    monkeypatch.setenv(recheck.CHECK_WEIGHTS, "1")
     whole = [WholeTensor(f"w{i}", torch.full((16,), float(i))) for i in range(6)]
     weights = TrainedWeights(whole, bucket_bytes=64)
     held, of_other = _Weights(*late_ranks), _Weights()

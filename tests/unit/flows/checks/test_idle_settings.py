@@ -62,7 +62,9 @@ def test_a_setting_that_nothing_reads_is_named(changes: list[str], named: str) -
 def test_what_is_read_is_not_named() -> None:
     assert not said(f"{RL}.oversample=2", f"{RL}.group_filter={{name: 'mine:F', timeout_s: 5}}")
     assert not said(f"{RL}.algorithm.preset=ppo", f"{RL}.oversample=1")
-    assert not said("resources.devices={memory_gb: 80, per_host: 8}", f"{RL}.fleet.sglang.numa_node=[0]")
+    assert not said(
+        "resources.devices={memory_gb: 80, per_host: 8}", f"{RL}.fleet.sglang.numa_node=[0]"
+    )
     assert not said("lm_eval={tasks: [arc_easy], limit: 5}", "evaluate.samples_elsewhere=2")
     again = "[{sft: {steps: 4, demonstrations: 7, optimizer: {lr: 1e-3}}}, distill, sft]"
     assert not said(f"{PATH}={again}"), "a stage may be said again with all that it has"

@@ -262,7 +262,8 @@ def test_a_change_of_an_expert_that_is_not_there_names_the_nearest() -> None:
     ("trainer", "said"),
     [
         (
-            "megatron={use_precision_aware_optimizer: true, optimizer_cpu_offload: true}",
+            "megatron={use_precision_aware_optimizer: true, optimizer_cpu_offload: true,"
+            " optimizer_offload_fraction: 1.0}",
             "optimizer_cpu_offload needs a GPU",
         ),
         ("kernels=fused", "trainer.kernels: fused needs g++ on a CPU"),

@@ -273,3 +273,29 @@ def test_all_bad_rows_are_listed_as_json_and_counted_by_a_curriculum(
     assert "  and 9 more: --json lists all" in capsys.readouterr().out
     with pytest.raises(TrainingStopped, match=r"^14 of the 40 rows"):
         Files(sources={"files": [str(tmp_path / "a.jsonl")]}).num_rows("rl")
+
+
+EMPTY: dict[str, Callable[[Path], object]] = {
+    "empty.jsonl": lambda file: file.write_text(""),
+    "blank.jsonl": lambda file: file.write_text("\n \n\n"),
+    "blank.json": lambda file: file.write_text(" \n"),
+    "array.json": lambda file: file.write_text("[]"),
+    "names.csv": lambda file: file.write_text("prompt,answer\n"),
+    "rows.parquet": lambda file: pq.write_table(pa.table({"prompt": pa.array([], "string")}), file),
+    "nothing.parquet": lambda file: pq.write_table(pa.table({}), file),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_file_without_a_row_is_named(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    EMPTY[name](tmp_path / name)
+    as_lines(tmp_path / "rows.jsonl", [question(1)])
+    arguments = ["--model", str(model), "--kind", "prompts"]
+    with pytest.raises(SystemExit) as ended:
+        main(["preview", str(tmp_path / name), *arguments])
+    assert ended.value.code == 2
+    assert f"{name} hold no row" in " ".join(capsys.readouterr().err.split())
+    beside = preview(capsys, str(tmp_path / name), str(tmp_path / "rows.jsonl"), *arguments)
+    assert (beside["rows_read"], beside["cautions"][0]) == (1, f"without a row: {name}")

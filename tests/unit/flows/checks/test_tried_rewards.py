@@ -1,0 +1,56 @@
+"""Rewards that a trial refuses because they change what they are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.checks.trial.tried_parts import findings_about
+
+pytestmark = pytest.mark.unit
+
+SOURCE = """
+def reads(transcript):
+    return 1.0 if transcript.answer else 0.0
+
+def pops(transcript):
+    return 1.0 if transcript.problem.reference.pop("answer") in transcript.answer else 0.0
+
+def notes(transcript):
+    transcript.problem.metadata["seen"] = True
+    transcript.files["a.txt"] = "x"
+    return 1.0 if transcript.answer else 0.0
+
+def forgets(transcripts):
+    for transcript in transcripts:
+        transcript.problem.reference.clear()
+    return [float(bool(transcript.answer)) for transcript in transcripts]
+
+def sorts(transcripts):
+    transcripts.sort(key=lambda each: each.answer)
+    return [float(bool(transcript.answer)) for transcript in transcripts]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("reads", ""),
+        ("pops", "transcript.problem.reference,"),
+        ("notes", "transcript.problem.metadata and transcript.files,"),
+        ("forgets", "transcripts[i].problem.reference,"),
+        ("sorts", "transcripts,"),
+    ],
+)
+def test_a_reward_may_only_read_what_it_is_given(
+    name: str, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "changing_rewards.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = findings_about("reward", f"changing_rewards:{name}", {}, "reasoning").problems
+    if not changed:
+        assert not found
+        return
+    (line,) = found
+    assert f" changes {changed} which it may only read" in line

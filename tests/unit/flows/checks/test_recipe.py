@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engines.algorithms.advantages import GroupAdvantage
 from flows.checks import engines
 from flows.checks.engines import processor_cautions
 from flows.checks.recipe_checks import check_recipe
@@ -40,6 +41,7 @@ def test_the_demo_has_three_experts_named_by_their_keys() -> None:
     recipe = load_recipe("cpu-demo")
     assert [d.name for d in recipe.domains] == ["reasoning", "agent", "general"]
     advantage = settings_of(recipe.experts["agent"].path, RlSettings).algorithm.advantage
+    assert isinstance(advantage, GroupAdvantage)
     assert advantage.std is False
 
 

@@ -51,8 +51,8 @@ def post_train(
         name: A name for this run.
         stages: All; or lines `from=`, `until=`, `only=` (a stage's name), `force=` (run it again).
     """
-    arguments = stages_of(stages).arguments
-    return run_flow("post-train", _asked(recipe, overrides, seed, name), arguments)
+    asked = _asked(recipe, overrides, seed, name)
+    return run_flow("post-train", asked, lambda: stages_of(stages).arguments)
 
 
 @_deployed("expert")
@@ -74,8 +74,8 @@ def expert(
         name: A name for this run.
         stages: All; or lines `from=`, `until=`, `only=` (a stage's name), `force=` (run it again).
     """
-    arguments = {"name": expert} | stages_of(stages).arguments
-    return run_flow("expert", _asked(recipe, overrides, seed, name), arguments)
+    asked = _asked(recipe, overrides, seed, name)
+    return run_flow("expert", asked, lambda: {"name": expert} | stages_of(stages).arguments)
 
 
 @_deployed("distill-rounds")
@@ -97,8 +97,8 @@ def distill_rounds(
         seed: Another seed than the recipe's.
         name: A name for this run.
     """
-    arguments = {"expert": expert, "rounds": rounds}
-    return run_flow("distill-rounds", _asked(recipe, overrides, seed, name), arguments)
+    asked = _asked(recipe, overrides, seed, name)
+    return run_flow("distill-rounds", asked, lambda: {"expert": expert, "rounds": rounds})
 
 
 @_deployed("evaluate")
@@ -118,9 +118,8 @@ def evaluate(
         seed: Another seed than the recipe's.
         name: A name for this run.
     """
-    return run_flow(
-        "evaluate", _asked(recipe, overrides, seed, name), {"models": models_of(models)}
-    )
+    asked = _asked(recipe, overrides, seed, name)
+    return run_flow("evaluate", asked, lambda: {"models": models_of(models)})
 
 
 @_deployed("replay")
@@ -145,7 +144,7 @@ def replay(
         name: A name for this run.
     """
     given = {"stage": stage, "flow": flow, "arguments": arguments or {}}
-    return run_flow("replay", _asked(recipe, overrides, seed, name), given)
+    return run_flow("replay", _asked(recipe, overrides, seed, name), lambda: given)
 
 
 def _asked(recipe: Any, overrides: str, seed: str, name: str) -> Asked:

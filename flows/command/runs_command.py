@@ -35,6 +35,7 @@ from flows.running.records import (
     run_entries,
     store_of,
 )
+from flows.running.refused_runs import RefusedRun, refused_runs
 from flows.running.run_lock import interrupt, is_running
 from infra.config import Config
 from infra.errors import DamagedRecord, InputError, TributaryError
@@ -50,20 +51,21 @@ class ListedRun(Config):
     recipe: str
     state: str
     """`gone`: its store does not have it any more; `unknown`: its store is out of reach; `damaged`:
-    its record cannot be read"""
+    its record cannot be read; `refused`: a form asked for it, and it never began"""
     created: float
     """Unix time"""
     seconds: float
     """wall time, also over resumes"""
     fault: str = ""
-    """why its record cannot be read"""
+    """why its record cannot be read, or why it was refused"""
 
 
 def show_runs(limit: int, json: bool, console: Console) -> int:
     if limit < 1:
         raise InputError(f"--limit {limit}: how many runs to show, from 1")
-    whole = [_listed(entry) for entry in run_entries()[:limit]]
-    listed = [*whole, *(_damaged(name, str(why)) for name, why in damaged_entries().items())]
+    known = [*map(_listed, run_entries()[:limit]), *map(_refused, refused_runs())]
+    newest = sorted(known, key=lambda run: run.created, reverse=True)[:limit]
+    listed = [*newest, *(_damaged(name, str(why)) for name, why in damaged_entries().items())]
     if json:
         print_json(listed)
         return 0
@@ -71,11 +73,13 @@ def show_runs(limit: int, json: bool, console: Console) -> int:
         console.print("no runs yet; start one with `tributary run RECIPE`", markup=False)
         return 0
     console.print(_table(listed))
-    damaged = [run for run in listed if run.state == "damaged"]
-    if damaged:
-        console.print(f"{len(damaged)} of {len(listed)} runs cannot be read:", highlight=False)
-    for run in damaged:
-        console.print(f"  {run.run}: {run.fault}", markup=False, highlight=False, soft_wrap=True)
+    for state, what in (("refused", "were refused"), ("damaged", "cannot be read")):
+        these = [run for run in listed if run.state == state]
+        if these:
+            console.print(f"{len(these)} of {len(listed)} runs {what}:", highlight=False)
+        for run in these:
+            text = f"  {run.run}: {run.fault}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -92,6 +96,13 @@ def _listed(entry: RunEntry) -> ListedRun:
     return ListedRun(
         run=entry.run, recipe=entry.recipe, state=state, created=entry.created, seconds=seconds,
         fault=fault,
+    )  # fmt: skip
+
+
+def _refused(refused: RefusedRun) -> ListedRun:
+    return ListedRun(
+        run=refused.asked, recipe="", state="refused", created=refused.at, seconds=0.0,
+        fault=refused.why,
     )  # fmt: skip
 
 

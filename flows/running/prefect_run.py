@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +54,7 @@ from flows.running.new_run import NotDue, new_run, require_same
 from flows.running.open import open_run, stop_run
 from flows.running.prefect_api import RUN_LABEL
 from flows.running.records import RunRecord, check_name, find_run
+from flows.running.refused_runs import RefusedRun, forget_refused, put_refused
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from infra.errors import TributaryError
@@ -71,16 +73,19 @@ def task_runner() -> Any:
     return ThreadPoolTaskRunner(max_workers=64)
 
 
-def run_flow(name: str, asked: Asked, arguments: dict[str, Any]) -> State[Any]:
+def run_flow(name: str, asked: Asked, arguments: Callable[[], dict[str, Any]]) -> State[Any]:
     """Run a flow's plan as tasks of the current flow run; its last state, which says the result and
-    holds the report as JSON."""
+    holds the report as JSON. `arguments` reads what a form says, and may refuse it."""
     try:
-        report = _report(name, asked, arguments)
+        report = _report(name, asked, arguments())
     except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
         get_run_logger().error(str(error))  # the page shows only the first line of a state
         logging.getLogger("prefect.flow_runs").addFilter(_says_more)
         if not _remembered(str(current.id)):
             _rename(str(current.id), f"{_asked_for(asked)}, refused")
+            put_refused(
+                str(current.id), RefusedRun(asked=_asked_for(asked), why=str(error), at=time.time())
+            )
         return Failed(message=str(error))
     except NotDue as why:
         # Lists leave out states whose name Prefect does not know, so the run's name says it.
@@ -261,6 +266,7 @@ def _remember(flow_run: str, run: str) -> None:
     marker = _marker(flow_run)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(run)
+    forget_refused(flow_run)
 
 
 def _remembered(flow_run: str) -> str:

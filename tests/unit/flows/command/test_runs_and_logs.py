@@ -14,6 +14,7 @@ from flows.command.main import main
 from flows.load import load_recipe
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
+from flows.running.refused_runs import KEPT, RefusedRun, forget_refused, put_refused, refused_runs
 from flows.running.run_lock import working_on
 from tasks.durable.launch import log_path
 
@@ -40,6 +41,26 @@ def _put(run: RunRecord, name: str, job: str, text: str, **fields: object) -> No
     if job:
         log_path(job).parent.mkdir(parents=True, exist_ok=True)
         log_path(job).write_text(text)
+
+
+def test_a_run_that_a_form_asked_for_in_vain_is_listed_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begun = _run("first")
+    put_refused("a", RefusedRun(asked="cpu-smoke", why="seed: got `x`", at=time.time() + 1))
+    assert _exit_code("runs") == 0
+    shown = capsys.readouterr().out
+    assert "1 of 2 runs were refused" in shown
+    assert "cpu-smoke: seed: got `x`" in shown
+    assert _exit_code("runs", "--limit", "1", "--json") == 0
+    assert [run["state"] for run in json.loads(capsys.readouterr().out)] == ["refused"]
+    forget_refused("a")  # a retry of the same flow run began
+    assert _exit_code("runs", "--json") == 0
+    assert [run["run"] for run in json.loads(capsys.readouterr().out)] == [begun.run]
+    for n in range(KEPT + 2):
+        put_refused(str(n), RefusedRun(asked=str(n), why="", at=n))
+    assert len(refused_runs()) == KEPT
+    assert refused_runs()[0].at == KEPT + 1
 
 
 def test_runs_are_listed_with_state_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
+def not_a_recipe(name: str) -> str:
+    """What to say of a file that is no recipe and is not called as one; else nothing."""
+    suffix = name.rpartition(".")[2]
+    if suffix in ("yaml", "yml"):
+        return ""
+    return "; a recipe is a YAML file; for rows of data see `tributary preview` and `sft --data`"
+
+
 def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """One sentence an error, e.g. `path.1.rl.stepz: unknown field; did you mean `steps`?`"""
     return [_sentence(dict(item), root) for item in error.errors(include_url=False)]

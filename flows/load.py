@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.explain import explain, nearest, yaml_fault
+from flows.explain import explain, nearest, not_a_recipe, yaml_fault
 from flows.extend import Merged, entry_of
 from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
@@ -228,7 +228,7 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         data = parse_yaml(text)
     except (yaml.YAMLError, InputError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {error}{not_a_recipe(path.name)}") from None
     if not isinstance(data, dict):
         what = "has nothing in it" if data is None else f"holds a {type(data).__name__}"
         raise InputError(f"{path}: {what}; a recipe is a mapping of fields, see `tributary init`")

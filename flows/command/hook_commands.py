@@ -136,7 +136,9 @@ def _options(text: str) -> dict[str, Any]:
     try:
         found = json_text.loads(text or "{}")
     except json_text.JSONDecodeError as error:
-        raise InputError(f"test-hook: --options is not valid JSON: {error}") from None
+        raise InputError(
+            f"test-hook: --options is not valid JSON, as '{{\"beta\": 0.1}}' is: {error}"
+        ) from None
     if not isinstance(found, dict):
         raise InputError("test-hook: --options must be a JSON object, e.g. '{\"beta\": 0.1}'")
     return found

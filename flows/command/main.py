@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from cyclopts import CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
@@ -215,7 +221,8 @@ def preview(
 
     Args:
         files: JSONL, JSON, CSV or Parquet files, or folders of them: paths, patterns or URLs.
-        model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        model: An HF folder, ORG/NAME of a hub, a GGUF file, a digest (or its beginning), or a stage
+            (of the latest run, or RUN/STAGE).
         kind: What a row is: a conversation, a prompt with a reference, or a preference pair.
         rows: How many rows to show.
         read: How many rows to read and count.
@@ -297,6 +304,13 @@ def _of_usage(error: CycloptsError) -> str:
     command = " ".join(["tributary", *(error.command_chain or ())])
     if isinstance(error, UnusedCliTokensError):
         said = f"`{command}` takes no further words: {shlex.join(error.unused_tokens or ())}"
+    elif isinstance(error, MissingArgumentError) and error.argument and not error.argument.tokens:
+        said = f"`{command}` needs {error.argument.name}"
+        words = error.unused_tokens or []
+        if error.argument.name in words:
+            said += " with a value behind it"
+        elif words and error.argument.name.startswith("--"):
+            said += f"; {shlex.join(words)} stands behind no option"
     elif isinstance(error, UnknownOptionError) and (field := _field_of(error)):
         said = f"Unknown option: --{field}; write --set {field}=VALUE"
     else:

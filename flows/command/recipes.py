@@ -207,7 +207,7 @@ def _write(target: Path) -> None:
     except OSError as error:
         for file in written:
             file.unlink(missing_ok=True)
+        why = "is a file" if target.is_file() else error.strerror
         raise InputError(
-            f"init: {error.filename or target}: {error.strerror}; give a folder that you may"
-            " write to"
+            f"init: {error.filename or target}: {why}; give a folder that you may write to"
         ) from None

@@ -4,6 +4,7 @@ those that fail.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -146,6 +147,10 @@ def show_log(run: str, stage: str, follow: bool, console: Console) -> int:
     return 0
 
 
+_RAYS_OWN = re.compile(r"\S+ \S+\tINFO job_manager\.py|Running entrypoint for job ")
+"""how each log begins; the file keeps it"""
+
+
 def _copy(log: TextIO, job: str, live: bool) -> None:
     """What the log has more than was read of it; an event is said in words. While it is written, a
     line that has no end yet waits."""
@@ -155,7 +160,8 @@ def _copy(log: TextIO, job: str, live: bool) -> None:
             log.seek(at)
             break
         at = log.tell()
-        sys.stdout.write(shown(said_of(job, line)))
+        if not _RAYS_OWN.match(line):
+            sys.stdout.write(shown(said_of(job, line)))
     sys.stdout.flush()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -275,10 +276,23 @@ def _part(option: str, spoken: str) -> tuple[str, list[str]]:
         return spoken, []
     path = Path(file).expanduser().resolve()
     if not attribute:
-        raise InputError(f"{option} {spoken}: say what of the file: {file}:NAME")
+        known = ", ".join(f"{file}:{name}" for name in _public_names(path))
+        raise InputError(f"{option} {spoken}: say what of the file: {known or f'{file}:NAME'}")
     if not path.is_file():
-        raise InputError(f"{option} {spoken}: there is no file {path}")
+        hint = nearest(path.name, [beside.name for beside in path.parent.glob("*.py")])
+        raise InputError(f"{option} {spoken}: there is no file {path}{hint}")
     return f"{path.stem}:{attribute}", [str(path)]
+
+
+def _public_names(path: Path) -> list[str]:
+    """Functions and classes of a file of Python, which is not run; nothing for one that cannot be
+    read."""
+    try:
+        body = ast.parse(path.read_text()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [part.name for part in body if isinstance(part, made) and part.name[0] != "_"]
 
 
 assert OURS.keys() <= CURRICULA.keys()

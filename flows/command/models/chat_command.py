@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -168,6 +169,8 @@ def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> in
     """Start a server for the model and converse until the input ends; -> exit code."""
     if options.max_tokens is not None and options.max_tokens < 1:
         raise InputError(f"--max-tokens {options.max_tokens}: give a whole number of at least 1")
+    if not 0 <= options.temperature < inf:
+        raise InputError(f"--temperature {options.temperature}: give a number from 0, e.g. 0.7")
     folder = find_model(artifact, root)
     fleet = ServedFleet(model=str(folder))
     model = ChatModel.of(folder, fleet)

@@ -31,6 +31,7 @@ from flows.command.models.card import (
 )
 from flows.command.models.named_artifacts import NamedModel, find_model, find_named_model
 from flows.command.output import CommandConsole, print_json
+from flows.running.records import has_run
 from infra.errors import CorruptArtifact, InputError
 from infra.home import new_folder, require_free
 from infra.hub import hub_name, is_hub_name, upload_model
@@ -56,6 +57,12 @@ class Exported:
 
 def export(artifact: str, folder: str, licence: str, root: str, console: Console) -> int:
     target = Path(folder).expanduser()
+    owner, slash, _ = folder.partition("/")
+    if slash and owner and has_run(owner) and not target.exists():
+        raise InputError(
+            f"{folder}: is called as a stage of run `{owner}`; first the model, then the folder:"
+            f" tributary export {folder} FOLDER. If it is to be a folder: ./{folder}"
+        )
     require_free(target)  # before a model is fetched
     made = export_model(find_named_model(artifact, root), target, licence)
     console.print(

@@ -28,6 +28,7 @@ from statistics import fmean
 from rich.markup import escape
 from rich.table import Table
 
+from flows.command.models.model_names import require_model_name
 from flows.command.output import CommandConsole, print_json
 from flows.explain import nearest
 from flows.load import is_recipe, recipe_names
@@ -174,14 +175,13 @@ def find_named_model(model: str, root: str) -> NamedModel:
 
 
 def _found(model: str, root: str) -> NamedModel:
-    _require_name(model)
+    require_model_name(model)
     if is_hub_name(model):
         return NamedModel(model, snapshot(model))
     if is_gguf(model):
         return NamedModel(model, gguf_folder(model))
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return NamedModel(model, path.resolve())
+    if _is_folder(model, root):
+        return NamedModel(model, Path(model).expanduser().resolve())
     if "://" in model:
         return NamedModel(model, _fetched(model))
     if hub := _on_hub(model):
@@ -194,19 +194,22 @@ def _found(model: str, root: str) -> NamedModel:
     return NamedModel(model, artifacts.local(record).resolve(), record, artifacts)
 
 
-def _require_name(model: str) -> None:
-    if not model.strip():
-        raise InputError(
-            "the name of the model is empty: give a folder, a stage as RUN/STAGE, a digest or a"
-            " name of the hub; is a variable of the shell not set?"
-        )
+def _is_folder(model: str, root: str) -> bool:
+    """Raises InputError for a folder that is called as a stage of a run is."""
+    is_folder, (owner, _, stage) = Path(model).expanduser().is_dir(), model.partition("/")
+    if not (is_folder and stage and has_run(owner)):
+        return is_folder
+    try:
+        locate_artifact(model, root)
+    except InputError:
+        return True
+    both = f"`{model}` is a folder here, and a stage of a run"
+    raise InputError(f"{both}: write ./{model}, or the stage's digest (`tributary artifacts`)")
 
 
 def _artifact(model: str, root: str, written: str) -> tuple[ArtifactStore, ArtifactRecord]:
     if model.startswith(("./", "../", "/", "~")):
-        raise InputError(
-            f"{written}: there is no such folder; the path is relative to {Path.cwd()}"
-        )
+        raise InputError(f"{written}: there is no such folder, seen from {Path.cwd()}")
     try:
         return locate_artifact(model, root)
     except InputError as error:
@@ -252,12 +255,12 @@ def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactReco
 
 def model_place(model: str, root: str) -> str:
     """What a recipe's `base.folder` says of a model that a person named. Raises InputError."""
-    _require_name(model)
+    require_model_name(model)
     is_place = "://" in model or model.startswith("$") or is_hub_name(model) or is_gguf(model)
-    if not is_place and not Path(model).expanduser().is_dir() and (hub := _on_hub(model)):
-        return hub
-    if is_place or Path(model).expanduser().is_dir():
+    if is_place or _is_folder(model, root):
         return beside(model, Path.cwd())
+    if hub := _on_hub(model):
+        return hub
     return _artifact(model, root, f"--model {model}")[1].url
 
 

@@ -146,10 +146,9 @@ def preview_files(
     json: bool,
     console: Console,
 ) -> int:
-    if rows < 0 or read < 1:
-        raise InputError(
-            f"--rows {rows} --read {read}: show from 0 rows of at least 1 that is read"
-        )
+    for option, number, least in (("--rows", rows, 0), ("--read", read, 1)):
+        if number < least:
+            raise InputError(f"{option} {number}: give a whole number of at least {least}")
     require_names(files)
     named = columns_of(columns)
     renderer = Renderer.of_model(find_model(model, root))

@@ -106,14 +106,19 @@ def serve_until_stopped(
 def models_to_serve(models: Sequence[str], options: ServeOptions) -> list[ServedModel]:
     """Raises InputError for what is wrong with any of them, before anything is started."""
     if not models:
-        raise InputError("name at least one model: an artifact, an alias, or an HF folder")
+        raise InputError(
+            "name at least one model: a stage as RUN/STAGE, a digest, an alias, an HF folder or"
+            " ORG/NAME of a hub"
+        )
     found: dict[str, ServedModel] = {}
     for text in models:
         name, wanted = _named(text)
         made = served_model(name, options.fleet(wanted), options.root)
         name = made.name
         if name in found:
-            raise InputError(f"two models would be called {name}: write NAME=ARTIFACT for one")
+            raise InputError(
+                f"two models would be called {name}: give one another name, as in other={wanted}"
+            )
         found[name] = made
     return list(found.values())
 
@@ -168,7 +173,10 @@ def shown_key(variable: str) -> str:
 def _named(text: str) -> tuple[str, str]:
     """Name, if there is one, and model of `NAME=MODEL`."""
     name, equals, wanted = text.partition("=")
-    return (name, wanted) if equals else ("", text)
+    if equals and not name:
+        raise InputError(f"{text}: write NAME=MODEL, or the model alone: {wanted}")
+    is_name = equals and not any(sign in name for sign in ":/")  # pypi:PACKAGE==VERSION/FILE
+    return (name, wanted) if is_name else ("", text)
 
 
 def _passed(given: Sequence[str]) -> dict[str, Any]:

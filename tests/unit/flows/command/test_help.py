@@ -72,7 +72,7 @@ def test_a_docstring_s_lines_are_joined_and_its_arguments_are_not() -> None:
     ("words", "said"),
     [
         (["rnu"], 'Did you mean "run"? .*; see `tributary --help`'),
-        (["run"], "RECIPE requires an argument; see `tributary run --help`"),
+        (["run"], "`tributary run` needs RECIPE; see `tributary run --help`"),
         (["rollouts", "--stpe", "3"], "Did you mean --step.*; see `tributary rollouts --help`"),
         (["rollouts", "--limit", "x"], 'convert "x" into int; see `tributary rollouts --help`'),
         (["logs", "a", "b", "c"], "takes no further words: c; see `tributary logs --help`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from engines.sglang.serving.parsers import Parsers
 from engines.sglang.serving.served_models import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from flows.command.main import main
+from flows.command.models import serve
 from flows.command.models.card import recipe_for_strangers
 from flows.command.models.collect import survey
 from flows.command.models.named_artifacts import find_named_model, locate_artifact
@@ -98,7 +100,7 @@ def test_a_model_folder_elsewhere_is_copied_once(home: Path, tmp_path: Path) -> 
         ("other-run/agent-rl", "no run, run name or recipe `other-run` .* write hf:other-run/"),
         ("cpu-smok/whatever", r"did you mean `cpu-smoke`\? For a model of the hub write hf:cpu-s"),
         ("Qwen/Qwen2.5-0.5B", "hf:Qwen/Qwen2.5-0.5B@main: .*No folder, run or recipe is called Q"),
-        ("./agent-rl", "there is no such folder; the path is relative to"),
+        ("./agent-rl", "there is no such folder, seen from"),
         ("@best", "the local stack is down"),
     ],
 )
@@ -108,6 +110,33 @@ def test_a_name_of_nothing_says_what_to_do(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Exception, match=told):
         find_named_model(name, "")
+
+
+def test_a_folder_that_is_called_as_a_stage_is_not_taken_for_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home.parent)
+    assert command("export", "./model", "cpu-smoke/agent-rl") == 2, "two words are swapped"
+    assert "tributary export cpu-smoke/agent-rl FOLDER" in capsys.readouterr().err
+    shutil.copytree("model", "cpu-smoke/agent-rl")
+    shutil.copytree("model", "cpu-smoke/best")
+    with pytest.raises(InputError, match=r"and a stage of a run: write \./cpu-smoke"):
+        find_named_model("cpu-smoke/agent-rl", "")
+    assert find_named_model("./cpu-smoke/agent-rl", "").record is None
+    assert find_named_model("cpu-smoke/best", "").record is None, "no stage is called so"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("new=@best", ("new", "@best")),
+        ("./a=b", ("", "./a=b")),
+        ("pypi:pack==1.2/m.gguf", ("", "pypi:pack==1.2/m.gguf")),
+        ("small=pypi:pack==1.2/m.gguf", ("small", "pypi:pack==1.2/m.gguf")),
+    ],
+)
+def test_a_version_is_no_name_for_a_model(text: str, told: tuple[str, str]) -> None:
+    assert serve._named(text) == told  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_digest_of_another_kind_is_none_of_this_kind(home: Path) -> None:

@@ -89,7 +89,8 @@ def test_the_log_of_the_latest_stage_or_of_a_named_one(
     run = _run()
     assert _exit_code("logs") == 2, "no stage has begun"
     event = '@tributary {"job": "one", "event": "progress", "done": 1, "total": 9, "message": "x"}'
-    _put(run, "agent-sft", "one", f"{event}\nof sft\n", started=5.0)
+    rays = "2026-11-27 07:18:30,025\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+    _put(run, "agent-sft", "one", f"{rays}{event}\nof sft\n", started=5.0)
     _put(run, "agent-rl", "two", "\x1b]0;title\x07 \x9b31m of rl\n", started=9.0)
     _put(run, "base", "", "", cached=True)
     capsys.readouterr()

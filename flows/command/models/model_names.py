@@ -1,0 +1,22 @@
+"""Refuses what can be no name of a model before it is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.errors import InputError
+from tasks.model_folder.gguf_folder import is_gguf
+
+
+def require_model_name(model: str) -> None:
+    """Raises InputError for an empty name and for a file of something else."""
+    if not model.strip():
+        raise InputError(
+            "the name of the model is empty: give a folder, a stage as RUN/STAGE, a digest or a"
+            " name of the hub; is a variable of the shell not set?"
+        )
+    if Path(model).expanduser().is_file() and not is_gguf(model):
+        raise InputError(
+            f"{model}: is a file; a model is a folder with a config.json, a .gguf file, a stage as"
+            " RUN/STAGE or a name of the hub. Were two words swapped?"
+        )

@@ -25,7 +25,7 @@ RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
     "report", "worker_news", "attention", "large_checkpoint", "memory", "agents", "sandboxes",
-    "multi_turn",
+    "multi_turn", "commands",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -66,6 +66,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         agents,
         attention,
         batching,
+        commands,
         delta,
         driver,
         in_flight,
@@ -96,6 +97,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         agents.measure,
         sandboxes.measure,
         multi_turn.measure,
+        commands.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
-import subprocess
-import sys
 from functools import reduce
 
 import pytest
@@ -47,20 +44,6 @@ def test_help_ends_with_examples_that_are_whole_on_a_narrow_terminal(
     assert lines
     assert [line for line in lines if not line.startswith(f"  tributary {command}")] == []
     assert [line for line in lines if len(line) > 80] == []
-
-
-@pytest.mark.parametrize("command", [[], ["sft"]], ids=["all", "the longest"])
-def test_help_costs_half_a_second_at_most(command: list[str]) -> None:
-    """Of a core: what else the machine does is not the command's."""
-    run = "import sys; from flows.command.main import main; main(sys.argv[1:])"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, "-c", run, *command, "--help"],
-        check=True, stdout=subprocess.DEVNULL, timeout=60,
-    )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used <= 0.5
 
 
 def test_a_docstring_s_lines_are_joined_and_its_arguments_are_not() -> None:

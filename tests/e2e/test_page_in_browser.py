@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import yaml
 
 from flows.load import load_recipe
-from tests.parts.machine import STORE, Machine
+from tests.parts.machine import STORE, Machine, until
 from tests.parts.page import Page
 from tests.parts.prefect_form import Tab, chromium, opened_tab
 
@@ -62,21 +58,19 @@ def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
         tab.submit_until(lambda: page.count() == before + 1)
         assert (tab.clicks, tab.filled) == (4, 1)
 
-    flow_run = page.newest()
-    assert page.ended(flow_run["id"], 400)[0] == "COMPLETED"
+    flow_run = page.newest()["id"]
+    until(lambda: bool(machine.runs(small)), 120)
     (run,) = machine.runs(small)
     assert machine.recorded(run, "recipe.json")["recipe"]["seed"] == 1
-    ended = page.flow_run(flow_run["id"])
-    assert re.search(r"(^|; )reasoning [01]\.\d\d$", ended["state"]["message"])
-    assert ended["name"] == f"{small} seed 1"
-    assert {small, "seed 1"} <= set(ended["tags"])
-    _assert_stages_say_what_became_of_them(page, ended)
-    _assert_artifacts_are_few_and_their_links_work(machine, page, ended)
-    assert max(map(len, page.log(ended["id"]))) < 400
-    assert {f"{run}/{stage}" for stage in ("base", "reasoning-sft", "evaluate")} <= _ray(machine)
+    started = page.flow_run(flow_run)
+    assert started["name"] == f"{small} seed 1"
+    assert {small, "seed 1"} <= set(started["tags"])
+    # What the page says of a run that ended well: `test_smoke.py`.
+    page.set_state(flow_run, type="CANCELLING")
+    assert page.ended(flow_run, 90)[0] == "CANCELLED"
 
     with sound_tab() as tab:
-        tab.open(page.link(f"runs/flow-run/{ended['id']}"))
+        tab.open(page.link(f"runs/flow-run/{flow_run}"))
         tab.wait_for_text(f"{small} seed 1")
 
 
@@ -102,42 +96,3 @@ def test_what_is_wrong_is_refused_in_place_or_at_once(machine: Machine, page: Pa
     assert state == "FAILED"
     assert "unified.path.2.rl.stepz: unknown field; did you mean `steps`?" in message
     assert machine.runs("cpu-smoke") == runs
-
-
-def _assert_stages_say_what_became_of_them(page: Page, flow_run: dict[str, Any]) -> None:
-    said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run["id"])}
-    assert said["base"].endswith(" parameters")
-    assert re.fullmatch(r"loss \d\.\d+ after 4 steps", said["reasoning-sft"])
-    assert re.search(r"(^|; )base [01]\.\d\d, reasoning [01]\.\d\d$", said["evaluate"])
-
-
-def _assert_artifacts_are_few_and_their_links_work(
-    machine: Machine, page: Page, flow_run: dict[str, Any]
-) -> None:
-    found = page.artifacts(flow_run["id"])
-    stages = ["stage-base", "stage-evaluate", "stage-reasoning-sft"]
-    assert sorted(artifact["key"] for artifact in found) == ["run", *stages]
-    links = {
-        link for artifact in found for link in re.findall(r"\]\((http[^)]+)\)", artifact["data"])
-    }
-    assert len(links) > len(stages)
-    assert flow_run["id"] not in json.dumps(sorted(links))
-    for link in links:
-        asked = httpx.get(link, timeout=60, follow_redirects=True, headers=machine.basic)
-        assert asked.is_success, link
-
-
-def _ray(machine: Machine) -> set[str]:
-    """What people read of each job on Ray's page."""
-    jobs = httpx.get(
-        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/",
-        timeout=60,
-        headers=machine.bearer,
-    )
-    names = {job["metadata"].get("job_name", "") for job in jobs.raise_for_status().json()}
-    assert all(
-        job["submission_id"].replace("--", "/", 1).startswith(job["metadata"]["job_name"])
-        for job in jobs.json()
-        if job["metadata"].get("job_name")
-    )
-    return names

@@ -5,6 +5,8 @@ Its flow is killed on the way, and resumed.
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 from typing import Any
 
@@ -61,9 +63,13 @@ def test_a_trigger_adds_a_round_to_what_is_cached_while_a_folder_is_evaluated(
             {"recipe": brief | {"name": "folder"}, "models": {"candidate": trained["unified-rl"]}},
         ),
     }
+    said: dict[str, str] = {}
     for name, made in started.items():
         assert made.is_success, made.text
-        assert page.ended(made.json()["id"], 900)[0] == "COMPLETED", name
+        kind, said[name] = page.ended(made.json()["id"], 900)
+        assert kind == "COMPLETED", name
+    assert re.search(r"(^|; )reasoning [01]\.\d\d$", said["rounds"])
+    _check_prefect(machine, page, started["rounds"].json()["id"])
 
     rounds, folder = (machine.report(machine.run_id(name)) for name in started)
     added = {"reasoning-distill", "reasoning-sft-2", "reasoning-rl-2"}
@@ -73,6 +79,33 @@ def test_a_trigger_adds_a_round_to_what_is_cached_while_a_folder_is_evaluated(
     _check_cached_in_mlflow(machine, rounds["run"], {"base", "reasoning-sft", "reasoning-rl"})
     assert set(folder["scores"]) == {"candidate"}
     assert set(folder["greedy"]["candidate"]) == set(EXPERTS)
+
+
+def _check_prefect(machine: Machine, page: Page, flow_run: str) -> None:
+    """Stages say what became of them; artifacts are few, their links work; Ray's page has names."""
+    said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run)}
+    assert re.fullmatch(r"loss \d\.\d+ after \d+ steps", said["reasoning-sft-2"])
+    assert re.search(r"\breasoning [01]\.\d\d", said["evaluate"])
+    found = page.artifacts(flow_run)
+    assert {artifact["key"] for artifact in found} <= {"run", *(f"stage-{name}" for name in said)}
+    links = {
+        link for artifact in found for link in re.findall(r"\]\((http[^)]+)\)", artifact["data"])
+    }
+    assert len(links) > len(said)
+    assert flow_run not in json.dumps(sorted(links))
+    for link in links:
+        asked = httpx.get(link, timeout=60, follow_redirects=True, headers=machine.basic)
+        assert asked.is_success, link
+    assert max(map(len, page.log(flow_run))) < 400
+
+    jobs = httpx.get(
+        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/",
+        timeout=60, headers=machine.bearer,
+    ).raise_for_status()  # fmt: skip
+    named = {job["submission_id"]: job["metadata"].get("job_name", "") for job in jobs.json()}
+    assert all(job.replace("--", "/", 1).startswith(name) for job, name in named.items())
+    run = machine.run_id("rounds")
+    assert {f"{run}/{stage}" for stage in ("reasoning-distill", "evaluate")} <= set(named.values())
 
 
 def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from engines.sglang.spec import FleetSpec
 from infra.access import EXTERNAL_KEY_VARIABLE, required_key
 from infra.home import own_folder, write_own_file
 from tests.integration.megatron.megatron_ranks import Ranks
+from tests.parts.sglang_python import SglangPython
 from tests.parts.tiny import tiny_model
 
 PLACES = dict.fromkeys(("server-0", "server-1"), Place(tp=1))
@@ -67,6 +68,13 @@ def ranks() -> Iterator[Ranks]:
     ranks = Ranks()
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture(scope="package")
+def sglang_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangPython]:
+    made = SglangPython(tmp_path_factory.mktemp("sglang-python") / "log")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="package")

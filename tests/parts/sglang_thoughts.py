@@ -1,4 +1,4 @@
-"""Splits answers as SGLang's server does, in a process of its own: JSON cases in, JSON splits out.
+"""Splits answers as SGLang's server does, in a process that may import SGLang.
 
 A case is {"template", "parser", "kwargs", "said"}; its split is [[thought, content], the same of a
 stream that comes letter by letter].
@@ -6,26 +6,16 @@ stream that comes letter by letter].
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 Case = dict[str, Any]
 Split = tuple[str, str]
-_LIMIT_S = 300
 
 
 def splits_of(cases: Sequence[Case]) -> list[tuple[Split, Split]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parts.sglang_thoughts"],
-        input=json.dumps(cases), capture_output=True, text=True, timeout=_LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout.splitlines()[-1])
-    return [(tuple(whole), tuple(streamed)) for whole, streamed in made]
+    return [_split(case) for case in cases]
 
 
 def _parser(case: Case) -> Any:
@@ -53,16 +43,3 @@ def _split(case: Case) -> tuple[Split, Split]:
     pieces.append(made.parse_stream_end())
     streamed = ("".join(t or "" for t, _ in pieces), "".join(c or "" for _, c in pieces))
     return (thought or "", content or ""), streamed
-
-
-def main() -> None:
-    from engines.sglang.cpu import missing_modules
-    from engines.sglang.servers.host import prepare_environment
-
-    prepare_environment()
-    missing_modules.install()
-    print(json.dumps([_split(case) for case in json.load(sys.stdin)]))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 import re
-import subprocess
-import sys
+import typing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from typing import Any
 import pytest
 
 from engines.sglang.arguments import server_options
-from engines.sglang.server_options import ALLOWED, RESULT_NEUTRAL, table
+from engines.sglang.server_options import ALLOWED, RESULT_NEUTRAL, describe, table
+from engines.sglang.spec import FleetSpec
+from tests.parts.sglang_python import SglangPython
 from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
@@ -25,8 +26,6 @@ def test_the_table_is_that_of_the_pinned_server_args(seen: dict[str, Any]) -> No
 
 
 def test_every_option_that_is_named_here_exists() -> None:
-    from engines.sglang.spec import FleetSpec
-
     used = server_options(FleetSpec(context_length=9), Path("m"), 1, 1, 0)
     assert set(RESULT_NEUTRAL) | set(used) <= set(table())
 
@@ -89,35 +88,31 @@ CHANGED: dict[str, object] = {
     "weight_loader_prefetch_checkpoints": True,
 }
 """option -> another value than a server of ours has without it"""
-_PROGRAM = """
-import inspect, json, sys, typing
-from pathlib import Path
-from engines.sglang.servers import server_launcher as launcher
-launcher.prepare()
-from sglang.srt.server_args import ServerArgs
-from engines.sglang.arguments import server_options
-from engines.sglang.server_options import describe
-from engines.sglang.spec import FleetSpec
 
-def made(options):
-    return ServerArgs(**server_options(FleetSpec(sglang=options), Path(sys.argv[1]), 30000, 4, 0))
 
-hints = typing.get_type_hints(ServerArgs, include_extras=True)
-fields = {name: hints.get(name) for name in inspect.signature(ServerArgs).parameters}
-changed, plain = json.loads(sys.argv[2]), made({})
-found = {name: (getattr(plain, name), getattr(made({name: value}), name))
-         for name, value in changed.items()}
-print("SEEN" + json.dumps({"options": found, "table": describe(fields)}))
-"""
+def seen_by_sglang(asked: dict[str, Any]) -> dict[str, Any]:
+    """Its table of options, and each of the changed ones without and with the change; where SGLang
+    may be imported."""
+    from sglang.srt.server_args import ServerArgs
+
+    def made(options: dict[str, Any]) -> Any:
+        spec = FleetSpec(sglang=options)
+        return ServerArgs(**server_options(spec, Path(asked["model"]), 30000, 4, 0))
+
+    hints = typing.get_type_hints(ServerArgs, include_extras=True)
+    fields = {name: hints.get(name) for name in inspect.signature(ServerArgs).parameters}
+    plain = made({})
+    options = {
+        name: (getattr(plain, name), getattr(made({name: value}), name))
+        for name, value in asked["changed"].items()
+    }
+    return {"options": options, "table": describe(fields)}
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process that imports SGLang, which takes long, says of its class of arguments."""
+def seen(tmp_path_factory: pytest.TempPathFactory, sglang_python: SglangPython) -> dict[str, Any]:
     model = tiny_model(tmp_path_factory.mktemp("model"))
-    arguments = [sys.executable, "-c", _PROGRAM, str(model), json.dumps(CHANGED)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=True)
-    return json.loads(done.stdout.rpartition("SEEN")[2])
+    return sglang_python(seen_by_sglang, {"model": str(model), "changed": CHANGED})
 
 
 def test_every_option_that_is_passed_on_reaches_the_server(seen: dict[str, Any]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import argparse
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -18,6 +17,7 @@ from engines.sglang.serving.parsers import Parsers
 from engines.sglang.serving.served_models import ServedModel, router_form
 from engines.sglang.topology.placing import PlacedServer, hosts_of, place
 from engines.sglang.topology.spec import ServedFleet, Topology
+from tests.parts.sglang_python import SglangPython
 
 pytestmark = pytest.mark.integration
 
@@ -35,19 +35,18 @@ FORMS: Mapping[str, dict[str, Any]] = {
     },
 }
 POLICIES = {"cache_aware": "cache_aware", "sticky": "manual", "spread": "round_robin"}
-_READ = """
-import argparse, dataclasses, json, sys
-from engines.sglang.servers import server_launcher as launcher
-launcher.prepare()
-from sglang.srt.server_args import ServerArgs
-from sglang_router.launch_router import parse_router_args
-asked = json.loads(sys.stdin.read())
-parser = argparse.ArgumentParser()
-ServerArgs.add_cli_args(parser)
-servers = [vars(parser.parse_args(words)) for words in asked["servers"]]
-routers = [dataclasses.asdict(parse_router_args(words)) for words in asked["routers"]]
-print("READ" + json.dumps({"servers": servers, "routers": routers}, default=str))
-"""
+
+
+def read_by_sglang(asked: dict[str, Any]) -> dict[str, Any]:
+    """What its parser and its router's make of command lines; where SGLang may be imported."""
+    from sglang.srt.server_args import ServerArgs
+    from sglang_router.launch_router import parse_router_args
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    servers = [vars(parser.parse_args(words)) for words in asked["servers"]]
+    routers = [dataclasses.asdict(parse_router_args(words)) for words in asked["routers"]]
+    return {"servers": servers, "routers": routers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ def _server_words(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def test_both_parsers_read_what_the_forms_say() -> None:
-    """In a process of their own: SGLang cannot be imported in one that has no launcher."""
+def test_both_parsers_read_what_the_forms_say(sglang_python: SglangPython) -> None:
     cases = _cases()
     bound = {"max_requests": 64, "max_waiting": 8, "max_wait_seconds": 30}
     fleets = [
@@ -100,12 +98,7 @@ def test_both_parsers_read_what_the_forms_say() -> None:
         "servers": [_server_words(case.options) for case in cases],
         "routers": [router_words(router_form(*fleet)) for fleet in fleets],
     }
-    done = subprocess.run(
-        [sys.executable, "-c", _READ],
-        input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    read = json.loads(done.stdout.rpartition("READ")[2])
+    read = sglang_python(read_by_sglang, asked)
     for case, found in zip(cases, read["servers"], strict=True):
         _check_server(case, found)
     for (fleet, servers), found in zip(fleets, read["routers"], strict=True):

@@ -85,7 +85,7 @@ def _check_prefect(machine: Machine, page: Page, flow_run: str) -> None:
     """Stages say what became of them; artifacts are few, their links work; Ray's page has names."""
     said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run)}
     assert re.fullmatch(r"loss \d\.\d+ after \d+ steps", said["reasoning-sft-2"])
-    assert re.search(r"\breasoning [01]\.\d\d", said["evaluate"])
+    assert re.search(r"\bbase [01]\.\d\d", said["evaluate"])
     found = page.artifacts(flow_run)
     assert {artifact["key"] for artifact in found} <= {"run", *(f"stage-{name}" for name in said)}
     links = {
@@ -113,6 +113,7 @@ def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:
     command = machine.start("run", "cpu-smoke", *settings("first", 0))
     try:
         until(lambda: _trains_last(machine) or command.poll() is not None, 900)
+        assert command.poll() is None, machine.said_by("run")
         for process in _flow_processes(machine):
             process.send_signal(signal.SIGKILL)
         interrupted = machine.stage("first", "unified-rl")

@@ -77,20 +77,23 @@ class Machine:
         return done.stdout
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [self.program, *arguments], env=self.env, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        """A command that goes on meanwhile; what it says is in `said_by`."""
+        with self._log_of(arguments[0]).open("wb") as output:
+            return subprocess.Popen(
+                [self.program, *arguments], env=self.env, start_new_session=True,
+                stdout=output, stderr=output,
+            )  # fmt: skip
+
+    def said_by(self, command: str) -> str:
+        return self._log_of(command).read_text(errors="replace")
+
+    def _log_of(self, command: str) -> Path:
+        return Path(self.env["TRIBUTARY_HOME"]) / f"test-{command}.log"
 
     def follow(self, run: str) -> subprocess.Popen[bytes]:
         """`tributary resume RUN`, once it looks on."""
-        log = Path(self.env["TRIBUTARY_HOME"]) / "follow.log"
-        with log.open("wb") as output:
-            command = subprocess.Popen(
-                [self.program, "resume", run], env=self.env, start_new_session=True,
-                stdout=output, stderr=output,
-            )  # fmt: skip
-        until(lambda: b"MLflow:" in log.read_bytes() or command.poll() is not None, 90)
+        command = self.start("resume", run)
+        until(lambda: "MLflow:" in self.said_by("resume") or command.poll() is not None, 90)
         return command
 
     @property

@@ -46,7 +46,8 @@ class Judged:
     """their sum"""
     groups: int = 0
     flat: int = 0
-    """of the groups, those whose rewards are equal though the problem is not solved"""
+    """of the groups of several rollouts, those whose rewards are equal though the problem is not
+    solved"""
 
     @property
     def rollouts(self) -> int:
@@ -100,7 +101,7 @@ class Judged:
         verdicts = [s for s in samples if s.status not in (Status.FAILED, Status.ABORTED)]
         solved = bool(verdicts) and sum(map(outcome, verdicts)) >= SOLVED * len(verdicts)
         self.groups += 1
-        self.flat += not group.has_signal and not solved
+        self.flat += len(samples) > 1 and not group.has_signal and not solved
         for sample in samples:
             self.add(sample)
 
@@ -171,8 +172,13 @@ class Verdicts:
         counts = ", ".join(f"{count} {status}" for status, count in ended.most_common())
         return f"{same}; rollouts ended: {counts}"
 
-    def warnings(self, needs: Collection[Need]) -> Iterator[StageWarning]:
-        """`needs`: of the advantage."""
+    def warnings(
+        self, needs: Collection[Need], domains: Collection[str] = ()
+    ) -> Iterator[StageWarning]:
+        """`needs`: of the advantage; `domains`: those of the stage."""
+        for name in domains:
+            if self._domains and name not in self._domains:
+                yield _never_drawn(name)
         for name, judged in self._domains.items():
             yield from _ends(name, judged)
             if "teachers" not in needs:  # these do not learn from rewards
@@ -256,3 +262,37 @@ def _rewards(name: str, judged: Judged, *, compares: bool) -> Iterator[StageWarn
             advice="draw easier problems, more rollouts of each, or give a longer cold start",
             figures={"groups": judged.groups, "flat": judged.flat},
         )
+    elif not compares and FEWEST <= judged.groups == judged.flat:
+        yield StageWarning(
+            what=f"all rollouts of a problem earned the same, in each of {judged.groups} groups of"
+            f" {name}",
+            cause="its rewards may look at the problem, and not at the answer",
+            advice="look at the samples, and try the rewards with `tributary test-hook`",
+            figures={"groups": judged.groups},
+        )
+    elif judged.scored >= FEWEST and not judged.outcomes:
+        yield StageWarning(
+            what=f"none of {judged.scored} rollouts of {name} had an outcome above 0",
+            cause="what was learned is from its other rewards alone",
+            advice="look at the samples: is an answer right that the outcome calls wrong? Draw"
+            " easier problems, or give a longer cold start",
+            figures={"rollouts": judged.scored},
+        )
+
+
+def _never_drawn(name: str) -> StageWarning:
+    return StageWarning(
+        what=f"no problem of {name} was rolled out",
+        cause="the stage has so few steps, or its `data_source` draws those of other domains",
+        advice="raise `steps` or `problems_per_step`, or change the weights of `data_source`",
+    )
+
+
+def without_scores(name: str, evaluations: int) -> StageWarning:
+    """Say that a policy was never scored on held-out problems, though that was asked for."""
+    return StageWarning(
+        what=f"none of {evaluations} evaluations of {name} on held-out problems has a score",
+        cause="no rollout got a verdict in time",
+        advice="raise `evaluate.timeout_s`, or try the outcome with `tributary check`",
+        figures={"evaluations": evaluations},
+    )

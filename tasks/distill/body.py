@@ -26,6 +26,9 @@ from tasks.resources import unless_stopped
 from tasks.sampling import SamplingParts, open_sampling
 from tasks.stage import StageContext, require_inputs
 
+_FEW = 0.02
+"""share of a domain's rollouts that are kept, below which it is a warning"""
+
 
 async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     """Sample each domain from its expert, filter, and write what is left.
@@ -62,7 +65,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         for domain, task in zip(domains, keeping, strict=True):
             counts[domain.name] = await task
     dataset.close()
-    _check_counts(context, counts, {name: why for name, why in failures.items() if why})
+    check_counts(context, counts, {name: why for name, why in failures.items() if why})
     (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
     return {
         "rows": float(dataset.num_rows),
@@ -140,7 +143,7 @@ def _row(context: StageContext, role: str, rollout: Rollout, sample: Sample) -> 
     )
 
 
-def _check_counts(
+def check_counts(
     context: StageContext, counts: dict[str, dict[str, int]], failures: dict[str, str]
 ) -> None:
     """Raises TrainingStopped if no domain has a row left; warns of each that has none. `failures`:
@@ -152,16 +155,9 @@ def _check_counts(
             f"distill: no rollout passed the filters, so there is nothing to learn from: {counts}."
             f"{why} Train the experts longer, or lower `min_outcome`"
         )
-    for name, count in empty.items():
-        dropped = {reason: n for reason, n in count.items() if n and reason != "sampled"}
-        context.reporter.keep_warning(
-            StageWarning(
-                what=f"no rollout of {name} is in the dataset, of {count['sampled']} sampled",
-                cause=f"the filters dropped all of them: {dropped}",
-                advice="train its expert longer, or lower `min_outcome`",
-                figures=dict(count),
-            )
-        )
+    for name, count in counts.items():
+        if count["kept"] < _FEW * count["sampled"]:
+            context.reporter.keep_warning(_few_kept(name, count, failures.get(name, "")))
     for name, why in failures.items():
         if name not in empty:
             context.reporter.keep_warning(
@@ -171,3 +167,19 @@ def _check_counts(
                     advice=way_out(why).lower(),
                 )
             )
+
+
+def _few_kept(name: str, count: dict[str, int], failure: str) -> StageWarning:
+    """`failure`: why verdicts failed, if any did."""
+    dropped = {reason: n for reason, n in count.items() if n and reason not in ("sampled", "kept")}
+    left = f"only {count['kept']} rollouts" if count["kept"] else "no rollout"
+    are = "are" if count["kept"] else "is"
+    failed = f"; verdicts failed: {failure}" if failure else ""
+    advice = "train its expert longer, or lower `min_outcome`"
+    return StageWarning(
+        what=f"{left} of {name} {are} in the dataset, of {count['sampled']} sampled",
+        cause=f"the filters dropped {'the others' if count['kept'] else 'all of them'}: {dropped}"
+        f"{failed}",
+        advice=way_out(failure).lower() if failure else advice,
+        figures=dict(count),
+    )

@@ -305,6 +305,8 @@ def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
     for domain, cells in by_domain.items():
         if not any(cell.asked for cell in cells):
             yield _none_whole(domain, cells)
+        elif all(cell.score == 0 and not cell.failed for cell in cells):
+            yield _none_right(domain, cells)
         if failing := [cell for cell in cells if cell.failed]:
             yield _some_failed(domain, failing, len({cell.model for cell in cells}))
 
@@ -324,6 +326,16 @@ def _some_failed(domain: str, cells: Sequence[CellResult], num_models: int) -> S
         cause=why,
         advice=f"{way_out(why)[:1].lower()}{way_out(why)[1:]}, and evaluate again",
         figures={"failed": failed, "asked": asked},
+    )
+
+
+def _none_right(domain: str, cells: Sequence[CellResult]) -> StageWarning:
+    rollouts = sum(cell.rollouts for cell in cells)
+    return StageWarning(
+        what=f"no answer of any model in {domain} was right, of {rollouts}",
+        cause="its problems are too hard for all of them, or its outcome calls right answers wrong",
+        advice="look at the samples with `tributary rollouts`; `tributary check` tries the outcome",
+        figures={"rollouts": rollouts},
     )
 
 

@@ -111,13 +111,14 @@ async def train(
             spec, context, record, loop, saving, roles, fleet, evaluation, devices, timeline
         )
         worked = time.monotonic() - began
-        record.conclude(spec.settings.algorithm.needs)
+        record.conclude(spec.settings.algorithm.needs, [domain.name for domain in spec.domains])
         if devices.are_shared:
             await evaluation.finish()
         async with devices.keeping():
             changed = await roles.export(context.out, model)
         record.updates.require_change(changed, context.reporter)
         await evaluation.finish()
+        record.conclude_held_out()
         await _write_records(context, record, loop, timeline)
         return {**record.summary(), "work_seconds": worked}
 

@@ -120,8 +120,10 @@ def warnings_of(
     filtered: Mapping[str, int],
     series: Series,
     needs: Collection[Need],
+    domains: Collection[str] = (),
 ) -> list[StageWarning]:
-    """`filtered`: groups that were dropped, by reason; `needs`: of the advantage. Raises
+    """`filtered`: groups that were dropped, by reason; `needs`: of the advantage; `domains`: those
+    of the stage. Raises
     TrainingStopped where nothing was trained, unless the policy solved its problems from the
     beginning."""
     if not updates.made and not verdicts.is_solved:
@@ -132,7 +134,7 @@ def warnings_of(
     updates.require_gradient(
         "The advantages are all 0: look at the rewards, the filter and the teachers"
     )
-    found = [*_skipped(updates, verdicts, filtered), *verdicts.warnings(needs)]
+    found = [*_skipped(updates, verdicts, filtered), *verdicts.warnings(needs, domains)]
     return [*found, *updates.warnings(), *_collapsed(series), *_agreed(series)]
 
 

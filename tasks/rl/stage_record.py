@@ -27,7 +27,7 @@ from engines.rollout.records.journals import Notes
 from engines.rollout.records.last_steps import LastSteps
 from engines.sglang.in_flight import ServerUse
 from engines.types import Sample
-from tasks.domain_verdicts import SOLVED, Verdicts
+from tasks.domain_verdicts import SOLVED, Verdicts, without_scores
 from tasks.rl.counts import RlCounts, Sums, warnings_of
 from tasks.rl.curve import Curve, ScorePoint, point_metrics, score_points
 from tasks.rl.temperature import TemperatureControl
@@ -155,12 +155,20 @@ class RlRecord:
         self.solved = self._watch.observe(result.step, metrics, reason)
         self.verdicts.require_some(result.step, self._watch.max_failed_share)
 
-    def conclude(self, needs: Collection[Need]) -> None:
+    def conclude(self, needs: Collection[Need], domains: Collection[str] = ()) -> None:
         """At the end of the stage: keep what a person must know of its result; `needs` are the
         advantage's. Raises TrainingStopped where nothing was trained."""
-        said = warnings_of(self.updates, self.verdicts, self.counts.filtered, self.series, needs)
+        said = warnings_of(
+            self.updates, self.verdicts, self.counts.filtered, self.series, needs, domains
+        )
         for warning in said:
             self._reporter.keep_warning(warning)
+
+    def conclude_held_out(self) -> None:
+        """After the last evaluation: keep what a person must know of the scores."""
+        for name, points in self._held_out.items():
+            if points and all(point.outcome is None for point in points):
+                self._reporter.keep_warning(without_scores(name, len(points)))
 
     def evaluated(self, evaluated: Evaluated, held_seconds: float) -> None:
         """Take scores on held-out problems in and report them; the publish waited so long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,16 @@ def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
         renderer.chat.require_thinking_switch()
     stream = MixedStream(spec.settings.data, renderer, spec.seed, copies, held_out, share)
     return FileSupply(spec.settings.batch_size, stream)
+
+
+def _never_trained(number: int, names: Sequence[str], bad: int) -> StageWarning:
+    cause = f"the {bad} rows that were read of it are bad" if bad else "its turn never came"
+    return StageWarning(
+        what=f"nothing of data.{number} ({', '.join(names)[:200]}) was trained on",
+        cause=cause,
+        advice="correct the rows" if bad else "raise its `weight`, or `steps`",
+        figures={"bad": bad},
+    )
 
 
 def _held_out_words(spec: SftSpec) -> HeldOutWords:
@@ -76,6 +86,9 @@ class FileSupply:
 
     def conclusions(self) -> Iterator[StageWarning]:
         counts = [stream.counts for stream in self._stream.streams]
+        for number, (stream, each) in enumerate(zip(self._stream.streams, counts, strict=True)):
+            if not each.trained:
+                yield _never_trained(number, stream.names, each.num_bad)
         yield from many_left_out(counts)
         yield from little_trained(
             sum(each.trained for each in counts), sum(each.tokens for each in counts)

@@ -303,3 +303,19 @@ def test_a_source_that_would_never_be_drawn_beside_another_is_refused(of: type[C
     for weight in (1e30, 1e-9):
         with pytest.raises(ValidationError, match=r"the weights .* differ by more than 1e\+06 tim"):
             mixed(weight)
+
+
+def test_a_source_of_which_nothing_was_trained_on_is_said(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    often = write_jsonl(tmp_path / "often.jsonl", [row(number) for number in range(9)])
+    never = write_jsonl(tmp_path / "never.jsonl", [row(9)])
+    sources = [MessageFiles(files=[often]), MessageFiles(files=[never], weight=0.01)]
+    supply = FileSupply(4, mixed(renderer, tmp_path, *sources))
+    supply.batches(1, 3)
+    (warning,) = supply.conclusions()
+    assert str(warning).startswith(
+        "nothing of data.1 (never.jsonl) was trained on: its turn never came. Raise its `weight`"
+    )
+    supply.batches(3, 40)
+    assert not list(supply.conclusions())

@@ -285,7 +285,8 @@ def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
 
 
 FEWEST = 8
-"""verdicts that a domain's rewards must have failed, of as many, to be at fault"""
+"""verdicts from which a rule about them holds: a domain's rewards are at fault that failed as many,
+of as many"""
 
 
 def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
@@ -305,7 +306,7 @@ def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
     for domain, cells in by_domain.items():
         if not any(cell.asked for cell in cells):
             yield _none_whole(domain, cells)
-        elif all(cell.score == 0 and not cell.failed for cell in cells):
+        elif _are_all_wrong(cells):
             yield _none_right(domain, cells)
         if failing := [cell for cell in cells if cell.failed]:
             yield _some_failed(domain, failing, len({cell.model for cell in cells}))
@@ -327,6 +328,12 @@ def _some_failed(domain: str, cells: Sequence[CellResult], num_models: int) -> S
         advice=f"{way_out(why)[:1].lower()}{way_out(why)[1:]}, and evaluate again",
         figures={"failed": failed, "asked": asked},
     )
+
+
+def _are_all_wrong(cells: Sequence[CellResult]) -> bool:
+    """Whether enough verdicts were given, and all of them say that an answer is wrong."""
+    is_wrong = all(cell.score == 0 and not cell.failed for cell in cells)
+    return is_wrong and sum(cell.asked for cell in cells) >= FEWEST
 
 
 def _none_right(domain: str, cells: Sequence[CellResult]) -> StageWarning:

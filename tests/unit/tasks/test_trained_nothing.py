@@ -28,6 +28,8 @@ from engines.types import Group, Problem, Status
 from infra.errors import InputError, TrainingStopped
 from tasks.distill.body import check_counts
 from tasks.domain_verdicts import Verdicts, none_judged
+from tasks.evaluate.cells import CellResult
+from tasks.evaluate.cells import warnings_of as evaluation_warnings
 from tasks.opd.body import check_other_weights
 from tasks.resources import read_fitting_rows, read_rows
 from tasks.rl.stage_record import RlRecord
@@ -248,6 +250,14 @@ async def test_evaluations_without_a_verdict_are_said() -> None:
     record.conclude_held_out()
     (warning,) = reporter.kept
     assert warning.what == "none of 2 evaluations of d on held-out problems has a score"
+
+
+def test_a_domain_in_which_no_model_was_ever_right_is_said() -> None:
+    wrong = CellResult("m", "a", "score", 0.0, 0.0, 8, 9, 0.0, 0.0, 0.0, "", [[0.0]] * 8)
+    (warning,) = evaluation_warnings([wrong])
+    assert warning.what == "no answer of any model in a was right, of 8"
+    assert not list(evaluation_warnings([replace(wrong, rollouts=7)])), "of 7 it may be chance"
+    assert not list(evaluation_warnings([wrong, replace(wrong, model="n", score=0.125)]))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from flows.recipe import MAX_NAME, Recipe
 from flows.running.chosen_stages import ChosenStages
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files, require_names
-from infra.errors import InputError
+from infra.errors import InputError, TrainingStopped
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
 from tasks.model_folder.model_files import beside, template_beside
@@ -141,7 +141,7 @@ def _prompts(asked: OneStage, domain: Mapping[str, Any] | None, split: Split) ->
     """How many rows of the user's own prompts, or of a library's task, are in the split and fit
     into the model's context; 0 for another curriculum.
 
-    Raises InputError, and TrainingStopped for too many bad rows."""
+    Raises InputError, also for too many bad rows: nothing was started."""
     if domain is None or domain["curriculum"]["name"] not in OF_ROWS:
         return 0
     if domain["curriculum"]["name"] in OF_LIBRARIES:
@@ -151,8 +151,12 @@ def _prompts(asked: OneStage, domain: Mapping[str, Any] | None, split: Split) ->
         rows = Files(**Domain.model_validate(domain).curriculum.options)
     except ValidationError as error:
         raise InputError(f"tributary {asked.kind}: {'; '.join(explain(error, Domain))}") from None
-    leave_out_for(rows, model_place(asked.model, asked.root), asked.template or None)
-    return rows.num_rows(split)
+    place = model_place(asked.model, asked.root)
+    try:
+        leave_out_for(rows, place, asked.template or None)
+        return rows.num_rows(split)
+    except TrainingStopped as error:
+        raise InputError(str(error)) from None
 
 
 @contextmanager

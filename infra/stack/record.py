@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pydantic import Field, ValidationError
 
@@ -149,20 +150,25 @@ def new_stack(before: Stack | None, head: str = "") -> Stack:
         job_template="" if head else job_template(),
         ports=choose_ports(before.ports if before else {}),
         source=str(SOURCE_ROOT),
-        environment=sys.prefix,
+        environment=_environment(),
         database=shown_database(),
     )
 
 
+def _environment() -> str:
+    """One folder, whichever links lead to it."""
+    return str(Path(sys.prefix).resolve())
+
+
 def require_ours(stack: Stack) -> None:
     """Raises InputError when a running stack would run another checkout's code than ours."""
-    if (stack.source, stack.environment) == (str(SOURCE_ROOT), sys.prefix):
+    if (stack.source, stack.environment) == (str(SOURCE_ROOT), _environment()):
         return
     owner = stack.source or "another version of Tributary"
     raise InputError(
         f"the stack that runs in {home()} was started from {owner} (Python environment "
         f"{stack.environment or 'unknown'}) and would run that code, not {SOURCE_ROOT} (with "
-        f"{sys.prefix}). End it with `tributary down`, or set TRIBUTARY_HOME to another folder"
+        f"{_environment()}). End it with `tributary down`, or set TRIBUTARY_HOME to another folder"
     )
 
 

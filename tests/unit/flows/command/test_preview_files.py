@@ -273,6 +273,9 @@ def test_all_bad_rows_are_listed_as_json_and_counted_by_a_curriculum(
     assert "  and 9 more: --json lists all" in capsys.readouterr().out
     with pytest.raises(TrainingStopped, match=r"^14 of the 40 rows"):
         Files(sources={"files": [str(tmp_path / "a.jsonl")]}).num_rows("rl")
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", *arguments[1:3], "--data", arguments[0], "--reward", "exact", "--print"])
+    assert ended.value.code == 2, "nothing was started"
 
 
 EMPTY: dict[str, Callable[[Path], object]] = {

@@ -35,7 +35,7 @@ class SftSettings(Config):
     """n: rows of your own files that share n words in a row with a held-out row of the domain's
     curriculum `files` are left out and counted; 0: none is looked for"""
     demonstrations: Count = 2000
-    """solved problems drawn from the curriculum (not used with a dataset or your own files)"""
+    """solved problems drawn from the curriculum; not with `data`, unused after a `distill`"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
     """share of thinking samples repeated with the thinking removed (hybrid models)"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200

@@ -121,14 +121,14 @@ def lock_pins(text: str) -> dict[str, str]:
 
 def installed_lock() -> Path:
     """The lock whose packages are here, whatever this host has: the one for GPUs also works where
-    there is none."""
+    there is none. A torch that was built for CUDA brings some of its packages to the other lock."""
     locks = SOURCE_ROOT / "locks"
     cpu, cuda = locks / _CPU_LOCK, locks / _CUDA_LOCK
     if not (cpu.exists() and cuda.exists()):
         return cuda if has_cuda() else cpu
     only_cuda = lock_pins(cuda.read_text()).keys() - lock_pins(cpu.read_text()).keys()
-    is_cuda = any(_installed(name) for name in only_cuda if name.startswith("nvidia-"))
-    return cuda if is_cuda else cpu
+    here = [name for name in only_cuda if _installed(name)]
+    return cuda if 2 * len(here) > len(only_cuda) else cpu
 
 
 def _reinstall(lock: Path | None = None) -> str:

@@ -49,20 +49,23 @@ def test_the_lock_that_was_installed_is_the_one_that_counts(
     """The lock for GPUs on a host without one, and the other way round."""
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks/cpu.txt").write_text("torch==2.13.0\n")
-    (tmp_path / "locks/cuda.txt").write_text("torch==2.14.1\nnvidia-cublas==13.1.1.3\n")
+    only_cuda = "nvidia-cublas==13.1.1.3\nsglang-kernel==1\nflashinfer-python==1\n"
+    (tmp_path / "locks/cuda.txt").write_text(f"torch==2.14.1\n{only_cuda}")
     monkeypatch.setattr(installed, "SOURCE_ROOT", tmp_path)
-    here = {"torch": "2.14.1", "nvidia-cublas": "13.1.1.3"}
+    kernels = {"sglang-kernel": "1", "flashinfer-python": "1"}
+    here = dict[str, str]()
     monkeypatch.setattr(installed, "_installed", lambda name: here.get(name, ""))
     for has_gpu in (False, True):
         monkeypatch.setattr(installed, "has_cuda", lambda has_gpu=has_gpu: has_gpu)
-        here |= {"torch": "2.14.1", "nvidia-cublas": "13.1.1.3"}
-        assert installed.packages().detail == "2 as in cuda.txt"
+        here |= {"torch": "2.14.1", "nvidia-cublas": "13.1.1.3", **kernels}
+        assert installed.packages().detail == "4 as in cuda.txt"
         here["torch"] = "2.13.0"
         found = installed.packages()
         assert found.detail == "torch 2.13.0, not 2.14.1"
         assert found.repair == "`make clean install LOCK=locks/cuda.txt`"
-        del here["nvidia-cublas"]
-        assert installed.packages().detail == "1 as in cpu.txt"
+        for name in kernels:
+            del here[name]
+        assert installed.packages().detail == "1 as in cpu.txt", "torch brings the rest"
 
 
 def test_a_host_that_cannot_compile_kernels_is_told_what_to_install(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from engines.chat import template_bounds
 from engines.chat.chat_folder import ChatFolder, load_chat_folder
 from engines.chat.chat_turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.chat.completeness import Completeness
@@ -49,7 +50,8 @@ class Chat:
     def load(cls, folder: Path, template: str = "") -> Chat:
         """`template`: a text in place of the folder's own. Raises InputError that names what the
         folder lacks or what its template does wrong."""
-        return cls(load_chat_folder(folder, template))
+        with template_bounds.together():
+            return cls(load_chat_folder(folder, template))
 
     @property
     def template_file(self) -> str:

@@ -50,7 +50,8 @@ class ChatTemplate:
         self.marks_generation = _GENERATION.search(text) is not None
         """whether it says itself what the assistant writes, with `{% generation %}`"""
         self._callers = _Callers()
-        self._callers = self._form_of_callers()
+        with template_bounds.together():
+            self._callers = self._form_of_callers()
 
     @property
     def end_text(self) -> str:
@@ -70,18 +71,18 @@ class ChatTemplate:
         """The conversation as text; `open_turn` ends it with the assistant's header, `marked` puts
         START and END around what the template says the assistant writes. `thinking` is given as
         each of `switches`; None gives none of them."""
+        template = self._marked if marked else self._template
         try:
-            template_bounds.begin()
-            template = self._marked if marked else self._template
-            pieces = template.generate(
-                **self._variables,
-                messages=[_message(m, self._callers) for m in messages],
-                tools=[_tool(t) for t in tools] or None,
-                documents=None,
-                add_generation_prompt=open_turn,
-                **({} if thinking is None else dict.fromkeys(switches, thinking)),
-            )
-            return template_bounds.joined(pieces)
+            with template_bounds.rendering():
+                pieces = template.generate(
+                    **self._variables,
+                    messages=[_message(m, self._callers) for m in messages],
+                    tools=[_tool(t) for t in tools] or None,
+                    documents=None,
+                    add_generation_prompt=open_turn,
+                    **({} if thinking is None else dict.fromkeys(switches, thinking)),
+                )
+                return template_bounds.joined(pieces)
         except Exception as error:  # it is a program of the folder's
             turns = f"the turns ({', '.join(m.role for m in messages)})"
             raise InputError(

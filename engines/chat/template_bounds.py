@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import BuiltinMethodType
@@ -39,7 +40,7 @@ from engines.chat.template_sizes import (
 )
 
 MOST_STEPS = 5_000_000
-"""turns of loops, and calls, of one rendering"""
+"""turns of loops, and calls, of one rendering, or of all that find out how a template writes"""
 MOST_SECONDS = 20.0
 """of a processor's time, for one rendering"""
 MOST_MADE = 512 << 20
@@ -87,17 +88,46 @@ class _Spent:
     look_every: int = _LOOK_STEPS
     """so many steps; each, once a long value was made, with which one step may take long"""
     made: int = 0
+    seconds: float = 0.0
+    """of renderings before the present one"""
     began: float | None = None
     """when the time was first looked at: short renderings never ask for it, which costs as much as
     they do"""
 
+    def pause(self) -> None:
+        if self.began is not None:
+            self.seconds += time.thread_time() - self.began
+            self.began = None
+
 
 _spent: ContextVar[_Spent] = ContextVar("spent")
+_is_together: ContextVar[bool] = ContextVar("is_together", default=False)
 
 
-def begin() -> None:
-    """Count anew, for one rendering."""
-    _spent.set(_Spent())
+@contextmanager
+def rendering() -> Generator[None]:
+    """Count what one rendering does, anew unless it is done `together` with others."""
+    if not _is_together.get():
+        _spent.set(_Spent())
+    try:
+        yield
+    finally:
+        _spent.get().pause()
+
+
+@contextmanager
+def together() -> Generator[None]:
+    """All that is rendered in the block has the bounds of one rendering: a template that breaks
+    them is not asked once more in another way, which would take as long again."""
+    if _is_together.get():
+        yield
+        return
+    spent, is_together = _spent.set(_Spent()), _is_together.set(True)
+    try:
+        yield
+    finally:
+        _is_together.reset(is_together)
+        _spent.reset(spent)
 
 
 def bound(template: nodes.Template) -> None:
@@ -296,7 +326,7 @@ def step(count: int) -> None:
         raise TemplateError(f"it takes more than {MOST_STEPS} turns of loops")
     now = time.thread_time()
     spent.began = now if spent.began is None else spent.began
-    if now - spent.began > MOST_SECONDS:
+    if spent.seconds + now - spent.began > MOST_SECONDS:
         raise TemplateError(f"it takes more than {MOST_SECONDS:g} s of a processor")
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from pathlib import Path
+
 import pytest
 
 from engines.chat import template_bounds
+from engines.chat.chat import Chat
 from engines.chat.template import ChatTemplate
 from engines.types import Message
 from infra.errors import InputError
+from tests.parts.chat_parts import chat_folder
 
 pytestmark = pytest.mark.unit
 
@@ -131,6 +137,34 @@ def test_what_takes_long_in_few_turns_is_refused(monkeypatch: pytest.MonkeyPatch
     for text in (turns, calls, *one_by_one):
         with pytest.raises(InputError, match="s of a processor"):
             ChatTemplate(text, "t", {}).render([Message("user", "hello")])
+
+
+def test_a_template_that_breaks_a_bound_is_not_asked_again_in_other_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are five before the first conversation: forms of calls, then ways to think."""
+    monkeypatch.setattr(template_bounds, "MOST_STEPS", 20_000)
+    turns: list[int] = []
+    counted = template_bounds.step
+    monkeypatch.setattr(template_bounds, "step", lambda n: (turns.append(n), counted(n)))
+    with pytest.raises(InputError, match="turns of loops"):
+        Chat.load(chat_folder(tmp_path, LOOPS, ["<|im_end|>"], "<|im_end|>"))
+    assert sum(turns) < 1.1 * 20_000
+
+
+def test_renderings_together_have_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.1)
+    text = "{% set x = 'x' * 999999 %}{% for a in range(20) %}{{ '' if 'yx' in x }}{% endfor %}"
+    made = ChatTemplate(text, "t", {})
+    began = time.thread_time()
+    with template_bounds.together():
+        for _ in range(200):
+            with contextlib.suppress(InputError):
+                made.render([Message("user", "hello")])
+        with pytest.raises(InputError, match="s of a processor"):
+            made.render([Message("user", "hello")])
+    assert time.thread_time() - began < 1
+    made.render([Message("user", "hello")])
 
 
 def test_a_template_larger_than_any_that_a_model_has_is_not_compiled() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from infra.access import bearer_of
+from infra.errors import EngineError
 
 _TELL_S = 5.0
 """what a server may take to hear of one turn"""
@@ -34,7 +34,7 @@ class Aborts:
     """Of one client."""
 
     def __init__(self, router_url: str, session: Callable[[], aiohttp.ClientSession]) -> None:
-        """`router_url` may also be that of a single server."""
+        """`router_url` may also be that of a single server; the session's requests have its key."""
         self._router_url = router_url
         self._session = session
         self._under_way: set[str] = set()
@@ -129,10 +129,10 @@ class Aborts:
         timeout = aiohttp.ClientTimeout(total=_TELL_S)
         try:
             async with self._session().request(
-                method, url + path, json=body, headers=bearer_of(url), timeout=timeout
+                method, url + path, json=body, timeout=timeout
             ) as response:
                 return await response.read() if response.status < 400 else b""
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, EngineError, TimeoutError, OSError) as error:
             _log.debug("%s %s%s: %r", method, url, path, error)
             return b""
 

@@ -34,12 +34,12 @@ from engines.sglang.answers import (
     read_list,
     refusal,
 )
+from engines.sglang.http import connections
 from engines.sglang.in_flight import STALL_S, InFlight, Progress, SentRequest
 from engines.sglang.routed_batch import names_of, pack
 from engines.sglang.spec import MOST_RUNNING, Routing
 from engines.sglang.turn_queue import LANE_HEADER, AskedTurn, Batch, TurnQueue
 from engines.types import Generation, Sampling, TokenIds
-from infra.access import bearer_of
 from infra.errors import EngineError
 
 _TRIES = 5
@@ -98,7 +98,6 @@ class GenerationClient:
         self._session: aiohttp.ClientSession | None = None
         self._connected = asyncio.Semaphore(most_connections())
         """requests without a place wait here; aborts need none"""
-        self._key: dict[str, str] = {}
         self._aborts = Aborts(router_url, self._connections)
         self._queue = TurnQueue(max_batch, routing, most_turns)
         self._will_flush = False
@@ -229,7 +228,7 @@ class GenerationClient:
         """Send a request of that name, and answer each of its turns when it is done."""
         self.counts.requests += 1
         url = f"{self.router_url}/generate"
-        session, headers = self._connections(), self._key | {LANE_HEADER: lane}
+        session, headers = self._connections(), {LANE_HEADER: lane}
         body = _body(name, turns, self.max_batch > 1)
         try:
             async with session.post(url, data=body, headers=headers) as response:
@@ -260,12 +259,7 @@ class GenerationClient:
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                headers={"Content-Type": "application/json"},
-            )
-            self._key = bearer_of(self.router_url)
+            self._session = connections(_CONNECT_S, url=self.router_url)
         return self._session
 
 

@@ -1,6 +1,7 @@
-"""Short control calls to engine processes, with every reply checked.
+"""Short control calls to engine processes, with every reply checked; and connections for turns.
 
-Standard library only: trainers call this too, and one connection a call costs under 1 ms here.
+Calls need the standard library only: trainers make them too, and one connection a call costs under
+1 ms here.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from infra.access import bearer_of
 from infra.errors import EngineError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 class NoConnection(EngineError):
@@ -120,3 +124,35 @@ def _exchange(
         told = f"{origin} was refused ({response.status}): {text[:500]}"
         raise error(told, response.status)
     return text, origin
+
+
+def connections(
+    connect_s: float, silent_s: float | None = None, url: str = ""
+) -> aiohttp.ClientSession:
+    """For one event loop. With `url`, every request carries the key of the server there, also one
+    to a server that it says is behind it: our own key goes nowhere where a stranger's router leads.
+
+    Raises Refused for an answer that leads elsewhere: a server of others could have prompts sent to
+    any address that this machine reaches.
+    """
+    import aiohttp
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=silent_s),
+        headers={"Content-Type": "application/json"} | (bearer_of(url) if url else {}),
+        middlewares=(_not_elsewhere,),
+    )
+
+
+async def _not_elsewhere(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    response = await send(request)
+    if 300 <= response.status < 400:
+        response.close()
+        told = (
+            f"{request.method} {request.url}: it answers {response.status}, which leads elsewhere"
+        )
+        raise Refused(told, response.status)
+    return response

@@ -11,8 +11,8 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
+from engines.sglang.http import connections
 from engines.sglang.turn_queue import LANE_HEADER
-from infra.access import bearer_of
 from infra.errors import EngineError
 
 _CONNECT_S = 30.0
@@ -66,7 +66,7 @@ class Scorer:
             await asyncio.sleep(_AGAIN_S)
 
     async def _post(self, url: str, body: dict[str, Any]) -> Any:
-        headers = bearer_of(self._url) | {LANE_HEADER: uuid4().hex}  # any server may take it
+        headers = {LANE_HEADER: uuid4().hex}  # any server may take it
         sent = self._connections().post(url, data=orjson.dumps(body), headers=headers)
         try:
             async with sent as response:
@@ -82,9 +82,5 @@ class Scorer:
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                headers={"Content-Type": "application/json"},
-            )
+            self._session = connections(_CONNECT_S, url=self._url)
         return self._session

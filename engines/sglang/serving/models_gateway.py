@@ -16,11 +16,13 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from engines.sglang.http import connections
 from engines.sglang.turn_queue import LANE_HEADER
 from infra.access import bearer_of
 from infra.errors import EngineError
 
 _START_S, _END_S = 30.0, 10.0
+_CONNECT_S = 30.0
 _SILENT_S = 3600.0
 """how long a model may take for the next piece of an answer"""
 _MOST_BYTES = 64 << 20
@@ -56,9 +58,7 @@ class Gateway:
             self._loop.close()
 
     async def _listen(self, host: str, port: int) -> None:
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_S)
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._session = connections(_CONNECT_S, _SILENT_S)
         app = web.Application(client_max_size=_MOST_BYTES)
         for path in _PATHS:
             app.router.add_post(path, self._forward)
@@ -99,7 +99,7 @@ class Gateway:
     async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
         """What the router answers, piece by piece as it comes."""
         assert self._session is not None
-        headers = {"Content-Type": "application/json"} | bearer_of(router)
+        headers = bearer_of(router)
         if lane := request.headers.get(LANE_HEADER):
             headers[LANE_HEADER] = lane
         answer = web.StreamResponse()
@@ -113,7 +113,7 @@ class Gateway:
                     await answer.write(piece)
                 await answer.write_eof()
                 return answer
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, EngineError) as error:
             if not answer.prepared:
                 return _error(502, f"the model's router does not answer: {error}", "unavailable")
             # A part of the answer is sent: that the rest is missing shows in a broken connection.

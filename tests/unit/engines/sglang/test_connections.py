@@ -1,16 +1,22 @@
-"""A client has no more connections at once than its process may have."""
+"""A client has no more connections at once than its process may have, and goes where it is told."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from engines.sglang.client import GenerationClient, most_connections
+from engines.sglang.roles.scorer import Scorer
 from engines.sglang.spec import FleetSpec
 from engines.types import Sampling
+from infra.access import forget_key, note_key, required_key
+from infra.errors import EngineError
 
 pytestmark = pytest.mark.unit
 TURN = {
@@ -72,3 +78,63 @@ def test_a_server_gets_no_more_turns_than_it_may_run(
     given: dict[str, object], expected: int
 ) -> None:
     assert FleetSpec.model_validate(given).most_turns == expected
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_no_server_leads_a_request_elsewhere(status: int) -> None:
+    """With the prompt, and for us from where only this machine reaches."""
+    came: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        came.append(request.path)
+        moved = {"Location": f"http://{request.host}/elsewhere"}
+        return web.json_response([TURN], status=status, headers=moved)
+
+    async with _served(answer) as url:
+        async with GenerationClient(url, max_batch=1) as client:
+            with pytest.raises(EngineError, match="leads elsewhere"):
+                await client.generate([1], Sampling(4))
+        scorer = Scorer(url)
+        with pytest.raises(EngineError, match="leads elsewhere"):
+            await scorer.logprob([1, 2, 3], 1)
+        await scorer.close()
+    assert came == ["/generate", "/generate"]
+
+
+async def test_our_own_key_goes_nowhere_where_a_router_of_others_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    required_key()
+    given: dict[str, str] = {}
+    asked = asyncio.Event()
+
+    async def told(request: web.Request) -> web.Response:
+        given[f"http://{request.host}{request.path}"] = request.headers.get("Authorization", "")
+        if request.path == "/generate":
+            asked.set()
+            await asyncio.sleep(60)
+        return web.json_response({"workers": [{"url": stranger}]})
+
+    async with _served(told) as stranger, _served(told) as theirs:
+        note_key(theirs, "their-key")
+        async with GenerationClient(theirs) as client:
+            asking = asyncio.create_task(client.generate([1], Sampling(4)))
+            await asked.wait()
+            asking.cancel()
+            forget_key(theirs)
+    assert f"{stranger}/abort_request" in given
+    assert set(given.values()) == {"Bearer their-key"}
+
+
+@asynccontextmanager
+async def _served(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncGenerator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()

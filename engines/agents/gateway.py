@@ -14,6 +14,7 @@ conversation and tools is recorded and not followed.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import secrets
 import socket
@@ -40,6 +41,7 @@ from engines.agents.wire.responses import Responses
 from engines.agents.wire.wire_format import MODEL, Refusal, WireFormat
 from infra.access import LOOPBACK
 from infra.errors import EngineError
+from infra.processes.http_heads import BoundedHeads
 
 _START_S, _END_S = 30.0, 10.0
 _BACKLOG = 1024
@@ -58,7 +60,7 @@ class GatewayServer:
         config = uvicorn.Config(
             gateway.app, log_config=None, log_level="critical", access_log=False, lifespan="off",
             ws="none", timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=1,
-            server_header=False, proxy_headers=False, backlog=_BACKLOG,
+            server_header=False, proxy_headers=False, backlog=_BACKLOG, http=BoundedHeads,
         )  # fmt: skip
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
@@ -195,7 +197,13 @@ async def _health(_: HttpRequest) -> Response:
 
 
 async def _openapi(_: HttpRequest) -> Response:
-    return Response(orjson.dumps(openapi(FORMATS, COUNT_PATH)), headers=_JSON)
+    return Response(_openapi_text(), headers=_JSON)
+
+
+@functools.cache
+def _openapi_text() -> bytes:
+    """Made once: whoever asks for it needs no key, and making it keeps the event loop for long."""
+    return orjson.dumps(openapi(FORMATS, COUNT_PATH))
 
 
 async def _unknown_path(request: HttpRequest, error: Exception) -> Response:

@@ -80,8 +80,12 @@ def page_server(record: RunRecord, plan: Sequence[PlannedStage]) -> uvicorn.Serv
     """Runs on whatever sockets it is given."""
     from uvicorn import Config, Server
 
+    from infra.processes.http_heads import BoundedHeads
+
     app = Guard(LivePage(record, plan), required_key(), LOOPBACK, ())
-    return Server(Config(app, log_level="warning", access_log=False, lifespan="off"))
+    return Server(
+        Config(app, log_level="warning", access_log=False, lifespan="off", http=BoundedHeads)
+    )
 
 
 def serve_page(

@@ -49,6 +49,8 @@ _http = httpx.Client(timeout=PROBE_SECONDS, trust_env=False, verify=False)
 _FOREIGN = ("PREFECT_", "RAY_", "MLFLOW_", "TRIBUTARY_")
 _PASSED_ON = (LIMIT_VARIABLE, CHECK_WEIGHTS)
 """what the stages, and what they start, read themselves"""
+_BOUNDED_HEADS = ("--http", "h11")
+"""uvicorn's usual reader keeps a head of any size, which comes before a key is asked for"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def _prefect_server(stack: Stack) -> Service:
     port = str(stack.ports["prefect"])
     command = [
         sys.executable, "-m", "uvicorn", "--factory", "flows.page.prefect_app:create_app",
-        "--host", stack.host, "--port", port, "--log-level", "warning",
+        "--host", stack.host, "--port", port, "--log-level", "warning", *_BOUNDED_HEADS,
     ]  # fmt: skip
     settings = prefect_env() | {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -174,7 +176,7 @@ def _mlflow(stack: Stack) -> Service:
     command = [
         "server", "--host", stack.host, "--port", str(stack.ports["mlflow"]), "--workers", "1",
         "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
-        "--app-name", APP,
+        "--app-name", APP, "--uvicorn-opts", " ".join(_BOUNDED_HEADS),
     ]  # fmt: skip
     # The job executor is for GenAI features that we do not use, and costs over a gigabyte.
     env = service_env(stack, "mlflow") | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

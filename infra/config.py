@@ -47,6 +47,16 @@ def _stays_below(path: str) -> str:
 PathBelow = Annotated[str, AfterValidator(_stays_below)]
 """of a file in a folder that it is written to: whoever named it can reach no other"""
 
+
+def _is_one_name(name: str) -> str:
+    if "/" in name or "\0" in name or name in (".", ".."):
+        raise ValueError(f"{name!r} is no name of a file")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_is_one_name)]
+"""what files are called by: whoever gave it can name none in another folder"""
+
 _LARGEST_RATIO = 1e6
 """of two weights of a mix"""
 

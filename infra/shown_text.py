@@ -16,11 +16,17 @@ import re
 import sys
 import unicodedata
 from typing import Any, Literal
+from urllib.parse import quote
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """control characters but for tabs and line ends, marks of direction, and separators of lines"""
-_MARKDOWN = re.compile(r"([\\`*{}\[\]()<>#!|~&$]|(?<!\w)_|_(?!\w))")
-"""what means something in markdown; within a word `_` does not"""
+_MARKDOWN = re.compile(
+    r"([\\`*{}\[\]()<>#!|~&$@]|(?<!\w)_|_(?!\w)|:(?=//)|(?i:(?<=www))\.)",
+)
+"""what means something in markdown; within a word `_` does not, and an address does by itself"""
+
+_IN_ADDRESSES = "%/:;,?@&=+$#!~*'-._"
+"""what stays as it is in an address behind a link; a bracket or a blank would end it"""
 
 
 def shown(text: str) -> str:
@@ -65,6 +71,18 @@ def markdown_code(text: str) -> str:
     return f"{ticks}{room}{text}{room}{ticks}"
 
 
+def is_web_address(text: str) -> bool:
+    """Whether a page may link to it: a script, data or a file must not be behind a link."""
+    return text.startswith(("http://", "https://"))
+
+
+def markdown_link(text: str, page: str) -> str:
+    """Markdown that leads to a page on the web; any other address is shown as code."""
+    if is_web_address(page):
+        return f"[{markdown_text(text)}]({quote(page, safe=_IN_ADDRESSES)})"
+    return markdown_code(page) if page else markdown_text(text)
+
+
 def markdown_block(text: str, language: str = "") -> str:
     """Markdown that shows this text as a block of code, which no line of it ends."""
     fence = "`" * max(3, _longest_ticks(text) + 1)
@@ -76,8 +94,15 @@ def _longest_ticks(text: str) -> int:
 
 
 def markdown_cell(markdown: str) -> str:
-    """Markdown that stays within its cell of a table, and holds no HTML."""
-    return re.sub(r"[<|]", r"\\\g<0>", shown(markdown).replace("\n", " "))
+    """Markdown that stays within its cell of a table, and holds no HTML. What is escaped already
+    stays so: a second backslash would undo the first."""
+    return _IN_CELLS.sub(
+        lambda found: found[0] if found[0].startswith("\\") else f"\\{found[0]}",
+        shown(markdown).replace("\n", " "),
+    )
+
+
+_IN_CELLS = re.compile(r"\\.|[<|]|\\$")
 
 
 def _number(found: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.catalog import plan_of
-from flows.command.output import print_json, text_table
+from flows.command.output import CommandConsole, print_json, text_table
 from flows.command.show import open_page
 from flows.diff import Diff, Setting, StageFate, compare_sides, side_of
 from flows.plan import EVALUATE, LM_EVAL
@@ -209,14 +209,14 @@ STATES = {"cached": "cached", "again": "runs again", "new": "runs: new", "gone":
 _LONGEST = 100
 
 
-def show_diff(a: str, b: str, changes: Sequence[str], json: bool, console: Console) -> int:
+def show_diff(a: str, b: str, changes: Sequence[str], json: bool, console: CommandConsole) -> int:
     """The changes are B's; without B, it is A with them."""
     found = compare_sides(side_of(a, [], "A"), side_of(b or a, changes, "B"))
     if json:
         print_json(found)
         return 0
     for line in [*_settings_of_diff(found), *_stages(found)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say_line(line)
     return 0
 
 

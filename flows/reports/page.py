@@ -5,6 +5,7 @@ What it says in short is also the run's markdown.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from flows.reports.timeline_chart import timeline_picture
 from flows.running.chosen_stages import chosen_of
 from flows.running.records import RunHead, RunRecord
 from infra.home import home
-from infra.shown_text import markdown_text
+from infra.shown_text import markdown_text, shown_line
 
 
 def report_path(run: str) -> Path:
@@ -132,7 +133,7 @@ def markdown(report: Report, said: list[str]) -> str:
     """The same in short, for the Prefect page."""
     return "\n\n".join(
         [
-            f"### {state_line(report)}",
+            f"### {markdown_text(state_line(report))}",
             *_markdown_warnings(report),
             *([f"**{markdown_text(verdict)}**"] if (verdict := what_training_did(report)) else []),
             *_markdown_scores(report),
@@ -210,29 +211,37 @@ def origin_of(head: RunHead, recipe: Recipe, views: Sequence[StageView]) -> Orig
 
 
 def _commands(head: RunHead, recipe: Recipe, commit: str) -> list[str]:
-    checkout = [f"git checkout {commit[:12]}", "make install"] if commit else ["make install"]
+    checkout = [f"git checkout {shlex.quote(commit[:12])}"] if commit else []
     file = f"{recipe.name}.yaml"
     given = head.arguments
     match head.flow:
         case "post-train":
-            run = f"tributary run {file}{_of_stages(given)}"
+            words = ["run", file, *_of_stages(given)]
         case "expert":
-            run = f"tributary run {file} --expert {given['name']}{_of_stages(given)}"
+            words = ["run", file, "--expert", given["name"], *_of_stages(given)]
         case "distill-rounds":
             rounds = int(given.get("after", 0)) + int(given["rounds"])  # of a home without any
-            run = f"tributary rounds {file} --expert {given['expert']} --rounds {rounds}"
+            words = ["rounds", file, "--expert", given["expert"], "--rounds", rounds]
         case "replay":
-            run = f"tributary replay {given['stage']} --run {head.run}"
-        case _:  # `evaluate`, which has a form alone
-            models = ", ".join(f"{name}={folder}" for name, folder in given["models"].items())
-            run = f"tributary up  # then the form of `{head.flow}`: this recipe, models {models}"
-    return [*checkout, run, f"tributary report {head.run} --open"]
+            words = ["replay", given["stage"], "--run", head.run]
+        case _:
+            words = ["up"]
+    run = _command(*words)
+    if "models" in given:  # `evaluate`, which has a form alone
+        models = ", ".join(f"{name}={folder}" for name, folder in given["models"].items())
+        run += shown_line(f"  # then the form of `{head.flow}`: this recipe, models {models}")
+    return [*checkout, "make install", run, _command("report", head.run, "--open")]
 
 
-def _of_stages(arguments: Mapping[str, Any]) -> str:
+def _command(*words: object) -> str:
+    """For a shell that somebody pastes it into: no name in it is a command of its own."""
+    return shlex.join(["tributary", *map(str, words)])
+
+
+def _of_stages(arguments: Mapping[str, Any]) -> list[str]:
     """The options by which a run did some of its stages."""
     chosen = chosen_of(arguments)
     one = {"from": chosen.from_stage, "until": chosen.until_stage, "only": chosen.only_stage}
-    options = [f" --{name} {stage}" for name, stage in one.items() if stage]
-    options += [f" --force {stage}" for stage in chosen.force_stages]
-    return "".join([*options, " --accept-code" if chosen.accept_code else ""])
+    options = [word for name, stage in one.items() if stage for word in (f"--{name}", stage)]
+    options += [word for stage in chosen.force_stages for word in ("--force", stage)]
+    return [*options, *(["--accept-code"] if chosen.accept_code else [])]

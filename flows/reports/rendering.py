@@ -1,16 +1,22 @@
 """Templates to one self-contained page: style and script inlined, and everything escaped.
 
 What comes from models and users is either HTML that Jinja escapes, or JSON in a data block whose
-`<` are written as escapes; the script puts it into the page as text only.
+`<` are written as escapes; the script puts it into the page as text only. Control and direction
+characters are shown by their number. The page's policy names its two scripts by their hashes, so a
+browser runs nothing else, whatever stands in the page.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from infra.shown_text import is_web_address, shown
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,6 +41,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_finished,
     )
     made.filters.update(
         data=lambda value: Markup(data_block(value)),
@@ -45,8 +52,9 @@ def _environment() -> Environment:
         p_value=p_text,
         unbroken=unbroken,
         trusted=Markup,
+        is_web_address=is_web_address,
     )
-    made.filters["inlined"] = _inlined
+    made.filters |= {"inlined": _inlined, "source": _source}
     return made
 
 
@@ -63,14 +71,40 @@ def _inlined(name: str) -> Markup:
     return Markup((_TEMPLATES / name).read_text())
 
 
+def _source(name: str) -> Markup:
+    """What a page's policy calls an inlined script: a browser runs none that is not named so."""
+    from markupsafe import Markup
+
+    digest = hashlib.sha256((_TEMPLATES / name).read_bytes()).digest()
+    return Markup(f"'sha256-{base64.b64encode(digest).decode()}'")
+
+
 def data_block(value: Any) -> str:
     """JSON that may stand inside a script element: ASCII without `<`, `>` and `&`. A number that
     JSON has no word for is text, which JavaScript's `Number` takes: "NaN"."""
     plain = json.loads(json.dumps(value), parse_constant=str)
-    text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_as_text(plain), separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def _as_text(value: Any) -> Any:
+    """A value of JSON in which no text steers what stands beside it."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, list):
+        return [_as_text(each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {k: _as_text(v) for k, v in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _finished(value: Any) -> Any:
+    """What a template writes: no mark of direction in a name turns the scores behind it."""
+    from markupsafe import Markup
+
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def seconds_text(seconds: float) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from flows.plan import PlannedStage
 from flows.reports.outcome import Best
-from flows.reports.report import Scores, domains_of, markdown_table
-from infra.shown_text import markdown_code, markdown_text
+from flows.reports.report import Scores, domains_of, table_of_markdown
+from infra.shown_text import markdown_code, markdown_link, markdown_text
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.rest import Dataset
 
@@ -49,13 +49,13 @@ def stage_note(
 ) -> str:
     """The outcome first, once it is `record`ed; then where it comes from and where to read on.
     `origin` is the page of the run that made a cached stage."""
-    rows = [[role, _linked(source.stage, source.page)] for role, source in sources.items()]
-    rows += [["makes", f"a version of {planned.model}"]] if planned.model else []
+    rows = [[markdown_text(r), markdown_link(s.stage, s.page)] for r, s in sources.items()]
+    rows += [["makes", f"a version of {markdown_text(planned.model)}"]] if planned.model else []
     rows += [["artifact", markdown_code(record.url)]] if record else []
-    rows += [["made by", _linked("another run", origin)]] if origin else []
-    rows += [[title, _linked(title, page)] for title, page in links.items()]
-    rows += [["log", f"`tributary logs {run} {planned.name}`"]]
-    table = markdown_table(["from and to", ""], rows)
+    rows += [["made by", markdown_link("another run", origin)]] if origin else []
+    rows += [[markdown_text(t), markdown_link(t, page)] for t, page in links.items()]
+    rows += [["log", markdown_code(f"tributary logs {run} {planned.name}")]]
+    table = table_of_markdown(["from and to", ""], rows)
     outcome = _outcome(record) if record else ""
     return f"{outcome}\n\n{table}" if outcome else table
 
@@ -66,26 +66,28 @@ def _outcome(record: ArtifactRecord) -> str:
     shown |= dict(list(scores.items())[:_MOST_SCORES])
     if not shown:
         return ""
-    return markdown_table(
+    return table_of_markdown(
         ["outcome", ""], [[markdown_text(name), f"{value:.4g}"] for name, value in shown.items()]
     )
 
 
 def run_note(of: str, scores: Scores, links: Mapping[str, str], best: Sequence[Best] = ()) -> str:
     """The highest score of each domain, as the report has it, on the first line: MLflow shows no
-    more of an experiment's text at first. Then every score, and pages. `of` says which run it is,
-    where the page does not; scores of lm-eval's tasks have no `best`, as less may be better."""
+    more of an experiment's text at first. Then every score, and pages. `of` says in markdown which
+    run it is, where the page does not; scores of lm-eval's tasks have no `best`, as less may be
+    better."""
     domains = domains_of(scores)
     models = {found.domain: found.model for found in best}
     rows = [
-        [model, *(_cell(row, domain, models.get(domain) == model) for domain in domains)]
+        [markdown_text(model), *(_cell(row, d, models.get(d) == model) for d in domains)]
         for model, row in scores.items()
     ]
-    pages = " · ".join(_linked(name, page) for name, page in links.items())
+    pages = " · ".join(markdown_link(name, page) for name, page in links.items())
     said = "; ".join(found.said for found in best)
     first = f"Highest scores: {said}" if best else "Scores" if scores else "No scores yet"
-    parts = [f"{first} (run {of})" if of else first]
-    parts += [markdown_table(["mean outcome", *domains], rows)] if rows else []
+    header = ["mean outcome", *map(markdown_text, domains)]
+    parts = [markdown_text(first) + (f" (run {of})" if of else "")]
+    parts += [table_of_markdown(header, rows)] if rows else []
     return "\n\n".join(filter(None, [*parts, pages]))
 
 
@@ -93,13 +95,6 @@ def _cell(row: Mapping[str, float], domain: str, is_best: bool) -> str:
     if domain not in row:
         return ""
     return f"**{row[domain]:.3f}**" if is_best else f"{row[domain]:.3f}"
-
-
-def _linked(text: str, page: str) -> str:
-    """MLflow follows no `file:` address; there it is to be copied."""
-    if page.startswith("http"):
-        return f"[{markdown_text(text)}]({page})"
-    return markdown_code(page) if page else markdown_text(text)
 
 
 def datasets_of(planned: PlannedStage) -> Iterator[Dataset]:

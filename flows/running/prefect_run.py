@@ -59,6 +59,7 @@ from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from infra.errors import TributaryError
 from infra.home import home
+from infra.shown_text import is_web_address, markdown_link
 from infra.stack.prefect_server import LEFT, RESOURCE
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageStopped
@@ -249,7 +250,7 @@ def _state(flow_run: str) -> State[Any] | None:
 def _pages(run: RecipeRun) -> str:
     """The other pages that a browser can open from here; a command for the one that is a file."""
     links = {title: url for title, url in run.record.state().links.items() if title != PREFECT_RUN}
-    shown = [f"[{title}]({url})" for title, url in links.items() if url.startswith("http")]
+    shown = [markdown_link(title, url) for title, url in links.items() if is_web_address(url)]
     return " · ".join([*shown, f"report: `tributary report {run.record.run}`"])
 
 

@@ -12,17 +12,18 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, PlainSerializer, ValidationError
 
 from flows.explain import nearest
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.running.secrets import use_secrets
-from infra.config import Config
+from infra.config import Config, FileName
 from infra.errors import DamagedRecord, InputError
 from infra.home import home
+from infra.json_text import writable
 from infra.store.manifest import StageWarning
 from infra.store.store import Store
 
@@ -33,13 +34,17 @@ _log = logging.getLogger(__name__)
 _SHOWN = 5
 
 
+Said = Annotated[str, PlainSerializer(writable)]
+"""an error may quote half an emoji, which no file holds"""
+
+
 class StageRecord(Config):
     """A stage of a run as of now."""
 
     # A metric may be NaN; JSON has no word for it.
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
-    name: str
+    name: FileName
     kind: str
     state: State = "pending"
     digest: str = ""
@@ -52,7 +57,7 @@ class StageRecord(Config):
     """Unix time of the last go"""
     artifact: str = ""
     """URL of the artifact's folder"""
-    job: str = ""
+    job: FileName = ""
     mine: bool = False
     """whether this run started the job; a job that was joined is not ours to stop"""
     done: int = 0
@@ -63,7 +68,7 @@ class StageRecord(Config):
     """Unix time of it; 0: none yet"""
     told: float = 0.0
     """Unix time of the last progress"""
-    message: str = ""
+    message: Said = ""
     metrics: dict[str, float] = Field(default_factory=dict)
     warnings: list[StageWarning] = Field(default_factory=list[StageWarning])
     """of its artifact"""
@@ -91,7 +96,7 @@ class RunState(Config):
     """Unix time of the last go"""
     seconds: float = 0.0
     """wall time, also over resumes; while it runs, that of the times before"""
-    message: str = ""
+    message: Said = ""
     flow_run: str = ""
     """id of the Prefect flow run that was last to work on it"""
     links: dict[str, str] = Field(default_factory=dict)
@@ -109,7 +114,7 @@ def _seconds_at(record: StageRecord | RunState, now: float) -> float:
 class RunHead(Config):
     """What a run is. Written once."""
 
-    run: str
+    run: FileName
     flow: str
     """deployment it goes through, e.g. `post-train`"""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -124,7 +129,7 @@ class RunHead(Config):
 class RunEntry(Config):
     """A home's pointer to a run."""
 
-    run: str
+    run: FileName
     name: str
     recipe: str
     root: str

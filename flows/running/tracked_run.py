@@ -16,6 +16,7 @@ from flows.reports.outcome import Best
 from flows.reports.report import Scores, domains_of, mean
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.errors import TributaryError
+from infra.shown_text import markdown_link
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.params import flat_params
 from infra.tracking.rest import BUSY
@@ -276,7 +277,7 @@ class TrackedRun:
         with _tolerated("scores"):
             pages = self.links()
             self.tracker.describe(self.parent, run_note("", shown, pages | self._pages, best))
-            last = run_note(f"[{self._run}]({pages['MLflow run']})", shown, pages, best)
+            last = run_note(markdown_link(self._run, pages["MLflow run"]), shown, pages, best)
             wanted = [f"metrics.{name}" for name in columns[:_MOST_COLUMNS]]
             self.tracker.show_columns([*wanted, "params.seed"], last)
 

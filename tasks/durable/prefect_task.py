@@ -25,7 +25,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
 from infra.errors import TributaryError
-from infra.shown_text import markdown_block, markdown_code, markdown_text
+from infra.shown_text import markdown_block, markdown_code, markdown_link, markdown_text
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageLetGo, StageStopped
 from tasks.durable.launch import title_of
@@ -159,7 +159,7 @@ class _PrefectWatch:
         links = {"MLflow run": self._mlflow_url(self._stage.name)}
         if self._job:
             links["Ray job"] = self._job_url(self._job)
-        shown = [f"[{title}]({url})" for title, url in links.items() if url]
+        shown = [markdown_link(title, url) for title, url in links.items() if url]
         if self._job:
             run, _, stage = title_of(self._job).partition("/")
             shown.append(f"log: `tributary logs {run} {stage}`")

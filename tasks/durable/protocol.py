@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from infra.config import Config
 from infra.json_text import writable
+from infra.shown_text import shown
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.spool import DeferredRun
 from infra.user_files import UserFiles
@@ -77,11 +78,11 @@ def dispatch(job: str, text: str, watch: JobWatcher) -> None:
     as text: a model or a row may have said it, and a part of the user's printed it."""
     match _event(job, text):
         case {"event": "progress", "done": int(done), "total": int(total), "message": str(said)}:
-            watch.progress(done, total, writable(said))
+            watch.progress(done, total, shown(writable(said)))
         case {"event": "warn", "message": str(said)}:
-            watch.warn(writable(said))
+            watch.warn(shown(writable(said)))
         case _:
-            watch.line(text)
+            watch.line(shown(text))
 
 
 def said_of(job: str, line: str) -> str:

@@ -160,7 +160,7 @@ def test_markdown_of_a_name_holds_no_link_no_html_and_ends_no_cell() -> None:
         assert piece in text
     assert "\n" not in text
     table = markdown_table(["a|b"], [["**c**\n<b>"]])
-    assert table.splitlines()[::2] == [r"| a\|b |", r"| **c** \<b> |"]
+    assert table.splitlines()[::2] == [r"| a\|b |", r"| \*\*c\*\* \<b\> |"]
 
 
 _FORGED = (

@@ -320,8 +320,10 @@ def test_curves_have_intervals_and_no_number_that_is_none() -> None:
 
 
 def test_data_cannot_end_its_element() -> None:
-    text = data_block(data := {"a": "</script><!-- & \u2028"})
-    assert (set("<>&\u2028") & set(text), json.loads(text)) == (set(), data)
+    text = data_block({"a": "</script><!-- & \u2028", "b": [{"c": "\u202e\x1b[2J"}]})
+    assert not set("<>&\u2028") & set(text)
+    shown = {"a": r"</script><!-- & \u2028", "b": [{"c": r"\u202e\x1b[2J"}]}
+    assert json.loads(text) == shown
 
 
 def test_times_and_probabilities_are_short() -> None:

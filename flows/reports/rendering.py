@@ -52,7 +52,7 @@ def _environment() -> Environment:
         p_value=p_text,
         unbroken=unbroken,
         trusted=Markup,
-        is_web_address=is_web_address,
+        web_address=lambda url: url if is_web_address(url) else "",
     )
     made.filters |= {"inlined": _inlined, "source": _source}
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +20,7 @@ from flows.reports.pipeline_chart import RiverStage, river
 from flows.reports.rendering import data_block, p_text, seconds_text, unbroken
 from flows.reports.shown_samples import sample_set
 from flows.reports.stage_view import Count, StageView, counted, failure_of, seconds_of, tail
-from flows.running.records import RunState, StageRecord
+from flows.running.records import RunState, StageRecord, State
 from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event, Trace
 from tasks.admit.spec import AdmitSettings, AdmitSpec
@@ -46,7 +47,9 @@ PLAN["agent-reward"] = replace(
 )
 
 
-def view(name: str, metrics: dict[str, float] | None = None, seconds=10.0, **fields) -> StageView:
+def view(
+    name: str, metrics: dict[str, float] | None = None, seconds: float = 10.0, **fields: Any
+) -> StageView:
     planned: PlannedStage = PLAN[name]
     manifest = None
     if metrics is not None:
@@ -235,7 +238,9 @@ def test_an_older_gallery_without_the_trainers_logprobs_is_shown():
 # River
 
 
-def stage(name, *inputs, expert="", state="completed", kind="rl"):
+def stage(
+    name: str, *inputs: str, expert: str = "", state: State = "completed", kind: str = "rl"
+) -> RiverStage:
     return RiverStage(name, kind, state, "3 s", expert, inputs, "<about>")
 
 
@@ -248,7 +253,7 @@ def test_the_river_draws_each_stage_with_its_state_and_widens():
     drawn = river(stages)
     wide, tall = (ElementTree.fromstring(f"<svg{part}") for part in drawn.split("<svg")[1:])
     for svg in (wide, tall):
-        names = [t.text for t in svg.iter("text") if t.attrib["class"] == "name"]
+        names = [t.text or "" for t in svg.iter("text") if t.attrib["class"] == "name"]
         assert sorted(names) == sorted(["base", "a-sft", "b-sft", "one", "<two>", "evaluate"])
         states = [g.attrib["class"] for g in svg.iter("g")]
         assert states == ["node completed"] * 3 + ["node cached", "node completed", "node pending"]

@@ -52,10 +52,15 @@ def _environment() -> Environment:
         p_value=p_text,
         unbroken=unbroken,
         trusted=Markup,
-        web_address=lambda url: url if is_web_address(url) else "",
+        web_address=_web_address,
     )
     made.filters |= {"inlined": _inlined, "source": _source}
     return made
+
+
+def _web_address(url: str) -> str:
+    """The address, if a page may link to it; else empty."""
+    return url if is_web_address(url) else ""
 
 
 def unbroken(text: str) -> str:

@@ -15,6 +15,7 @@ import logging
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -91,6 +92,18 @@ def markdown_block(text: str, language: str = "") -> str:
 
 def _longest_ticks(text: str) -> int:
     return max(map(len, re.findall("`+", text)), default=0)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are text: nothing in a name is markup."""
+    return table_of_markdown(
+        list(map(markdown_text, header)), [list(map(markdown_text, row)) for row in rows]
+    )
+
+
+def table_of_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines)
 
 
 def markdown_cell(markdown: str) -> str:

@@ -31,7 +31,6 @@ from flows.reports.rendering import render, seconds_text
 from flows.reports.report import (
     Report,
     context_notes,
-    markdown_table,
     read_task_scores,
     score_table,
     stage_table,
@@ -44,7 +43,7 @@ from flows.reports.timeline_chart import timeline_picture
 from flows.running.chosen_stages import chosen_of
 from flows.running.records import RunHead, RunRecord
 from infra.home import home
-from infra.shown_text import markdown_text, shown_line
+from infra.shown_text import markdown_table, markdown_text, shown_line
 
 
 def report_path(run: str) -> Path:

@@ -20,7 +20,6 @@ from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
-from infra.shown_text import markdown_cell, markdown_text
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
@@ -298,18 +297,6 @@ def _with_interval(scores: Scores, intervals: Intervals, model: str, domain: str
     bounds = intervals.get(model, {}).get(domain)
     shown = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
     return _cell(value) + shown
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are text: nothing in a name is markup."""
-    return table_of_markdown(
-        list(map(markdown_text, header)), [list(map(markdown_text, row)) for row in rows]
-    )
-
-
-def table_of_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines)
 
 
 def stage_table(report: Report) -> tuple[list[str], list[list[str]]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from flows.plan import PlannedStage
 from flows.reports.outcome import Best
-from flows.reports.report import Scores, domains_of, table_of_markdown
-from infra.shown_text import markdown_code, markdown_link, markdown_text
+from flows.reports.report import Scores, domains_of
+from infra.shown_text import markdown_code, markdown_link, markdown_text, table_of_markdown
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.rest import Dataset
 

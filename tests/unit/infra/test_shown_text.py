@@ -25,9 +25,15 @@ from flows.command.output import CommandConsole, print_json, text_table
 from flows.command.rollouts import _show  # pyright: ignore[reportPrivateUsage]
 from flows.command.samples import Part, ShownSample
 from flows.page.notify import automation
-from flows.reports.report import markdown_table
 from infra.home import SOURCE_ROOT
-from infra.shown_text import markdown_block, markdown_code, markdown_text, shown, shown_line
+from infra.shown_text import (
+    markdown_block,
+    markdown_code,
+    markdown_table,
+    markdown_text,
+    shown,
+    shown_line,
+)
 from tests.parts.recorded_run import exit_code
 
 pytestmark = pytest.mark.unit

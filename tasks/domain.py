@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -92,12 +93,18 @@ class ServedModel(Config):
 class RewardSpec(HookSpec):
     """What scores an answer."""
 
+    label: str = Field(default="", pattern=r"^([a-z][a-z0-9-]*)?$")
+    """what figures and reasons call it, for two rewards of one name; empty: its name"""
     timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
     """time limit in seconds of one call of your own reward; a sample that exceeds it is failed"""
     sources: list[str] = Field(default_factory=list)
     """names of the sources of the curriculum `files` whose problems it judges; empty: all"""
     served: ServedModel | None = None
     """the model that `judge` and `reward-model` ask; for no other reward"""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -117,6 +124,8 @@ class RewardSpec(HookSpec):
             )
         if self.name in SERVED_OPTIONS and self.served is None:
             raise ValueError("served: is missing; name the model, e.g. {model: hf:org/name}")
+        if self.label == "outcome":
+            raise ValueError("label: the outcome's own score is called `outcome`; choose another")
         if self.asks_model:
             options: Any = resolve("options", ASKING_OPTIONS[self.name], {})
             options.model_validate(self.options)
@@ -218,12 +227,18 @@ class Domain(Config):
                 )
         for source in known or [""]:
             judges = [t for t in self.rewards if not t.sources or source in t.sources]
+            of = f" of source {source!r}" if len(known) > 1 else ""
             marked = sum(term.outcome for term in judges)
             if marked != 1:
-                of = f" of source {source!r}" if len(known) > 1 else ""
                 raise ValueError(
                     f"domain {self.name!r}: {marked} rewards{of} say `outcome: true`; exactly one"
                     " must"
+                )
+            titles = Counter(term.title for term in judges)
+            if twice := [title for title, count in titles.items() if count > 1]:
+                raise ValueError(
+                    f"domain {self.name!r}: {titles[twice[0]]} rewards{of} are called {twice[0]};"
+                    " give each a `label` of its own, by which its figures are told apart"
                 )
         return self
 

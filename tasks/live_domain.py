@@ -149,9 +149,11 @@ class OpenDomain:
     """rewards with connections of their own, to servers that are not ours"""
 
 
-def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None) -> OpenDomain:
-    """Build a domain's curriculum, environment and rubric; `roles` are what its rewards ask. Raises
-    InputError."""
+def open_domain(
+    domain: Domain | ScoredDomain, roles: RoleClients | None = None, sharing: int = 1
+) -> OpenDomain:
+    """Build a domain's curriculum, environment and rubric; `roles` are what its rewards ask, and
+    `sharing` is how many processes have their bounds together. Raises InputError."""
     curriculum = build_curriculum(domain.curriculum.name, domain.curriculum.options)
     environment, processes = _environment(domain, curriculum)
     terms: list[Term] = []
@@ -161,13 +163,13 @@ def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None)
     for term in _rewards(domain):
         if term.group:
             judge = ProcessGroupReward(term.name, term.options, term.timeout_s)
-            groups.append(GroupTerm(term.name, term.weight, judge, tuple(term.sources)))
+            groups.append(GroupTerm(term.title, term.weight, judge, tuple(term.sources)))
             group_processes.append(judge.process)
             continue
-        reward = _reward(term, roles)
+        reward = _reward(term, roles, sharing)
         connected += [reward] if isinstance(reward, Connected) else []
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
-        terms.append(Term(term.name, term.weight, term.outcome, reward, tuple(term.sources)))
+        terms.append(Term(term.title, term.weight, term.outcome, reward, tuple(term.sources)))
     named = domain.driver
     driver = build_driver(named.name, named.options, environment, domain.max_turns)
     if isinstance(driver, HasProcess) and isinstance(driver.process, PartProcess):
@@ -190,7 +192,7 @@ def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:
     return [RewardTerm(**dict(term), outcome=True) for term in domain.outcomes]
 
 
-def _reward(term: RewardSpec, roles: RoleClients | None) -> Reward:
+def _reward(term: RewardSpec, roles: RoleClients | None, sharing: int) -> Reward:
     if term.name in QUICK:
         return build_reward(term.name, term.options)
     if term.served is not None:
@@ -199,7 +201,7 @@ def _reward(term: RewardSpec, roles: RoleClients | None) -> Reward:
         return build_served(term.name, term.options, roles.of(role_name(term)), term.timeout_s)
     if term.asks_model:
         asking: Any = resolve("reward", term.name, REWARDS)
-        return asking.of_options(term.options, term.timeout_s)
+        return asking.of_options(term.options, term.timeout_s, sharing)
     return ProcessReward(term.name, term.options, term.timeout_s)
 
 

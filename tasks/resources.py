@@ -122,14 +122,16 @@ async def open_parts(
     *,
     rolls_here: bool = True,
     judges_groups: bool = True,
+    sharing: int = 1,
 ) -> tuple[Chat, list[LiveDomain]]:
     """The model's chat format and the live domains, built in a thread: their imports take time.
-    `roles` are what their rewards ask.
+    `roles` are what their rewards ask; `sharing`: processes that have these rewards' bounds
+    together.
 
     Where this process rolls out, the processes of the user's own parts are started, and where it
     judges groups those of such rewards; they end with the stack. Raises InputError.
     """
-    chat, opened = await asyncio.to_thread(_open_parts, model, domains, roles)
+    chat, opened = await asyncio.to_thread(_open_parts, model, domains, roles, sharing)
     for reward in (reward for domain in opened for reward in domain.connected):
         stack.push_async_callback(reward.close)
     processes = [process for domain in opened for process in domain.processes if rolls_here]
@@ -142,12 +144,12 @@ async def open_parts(
 
 
 def _open_parts(
-    model: Path, domains: Sequence[Domain | ScoredDomain], roles: RoleClients
+    model: Path, domains: Sequence[Domain | ScoredDomain], roles: RoleClients, sharing: int
 ) -> tuple[Chat, list[OpenDomain]]:
     from engines.chat import Chat
     from tasks.live_domain import open_domain
 
-    return Chat.load(model), [open_domain(d, roles) for d in domains]
+    return Chat.load(model), [open_domain(d, roles, sharing) for d in domains]
 
 
 def context_length(spec: FleetSpec, model: Path) -> int:

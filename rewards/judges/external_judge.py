@@ -25,7 +25,7 @@ from engines.types import Transcript, Verdict
 from infra.access import is_loopback
 from infra.code.digest import digest_of
 from infra.config import Count
-from infra.errors import EngineError
+from infra.errors import EngineError, InputError
 from infra.home import home
 from infra.secret_references import resolved
 from rewards.judges.judge_prompt import (
@@ -34,6 +34,7 @@ from rewards.judges.judge_prompt import (
     asked_messages,
     on_scale,
     read_verdict,
+    voted,
 )
 
 if TYPE_CHECKING:
@@ -63,12 +64,13 @@ class ExternalJudgeSettings(JudgeQuestion):
     body: dict[str, JsonValue] = Field(default_factory=dict)
     """further fields of each request, e.g. {reasoning_effort: low}"""
     at_once: Count = 16
-    """requests under way at the same time"""
+    """requests under way at the same time; each rollout worker has its share of them, and one at
+    least"""
     calls_per_minute: Count = 600
-    """requests that are sent in a minute; they are spread evenly"""
+    """requests that are sent in a minute; they are spread evenly, also over rollout workers"""
     max_calls: Count = 10_000
-    """requests that one attempt of a stage may send, tries included; every verdict after that is a
-    failed one"""
+    """requests that one attempt of a stage may send, tries and votes included; every verdict after
+    that is a failed one. Rollout workers have equal shares of them"""
     tries: int = Field(default=5, ge=1, le=20)
     """how often one question is sent, where the API is busy (429), broken (5xx) or not reached"""
     cache: bool = True
@@ -131,13 +133,21 @@ class ExternalJudge:
     """For one event loop. Raises EngineError where the API gives no answer, ValueError where its
     answer holds no score."""
 
-    def __init__(self, settings: ExternalJudgeSettings, timeout_s: float) -> None:
-        """`timeout_s`: what one request may take, once it is sent. Raises InputError for a key
-        that is not set."""
+    def __init__(self, settings: ExternalJudgeSettings, timeout_s: float, sharing: int = 1) -> None:
+        """`timeout_s`: what one request may take, once it is sent; `sharing`: processes that have
+        the settings' bounds together. Raises InputError for a key that is not set, and for fewer
+        calls than processes."""
         self._settings, self._timeout_s = settings, timeout_s
+        self._calls = settings.max_calls // sharing
+        self._apart_s = 60.0 * sharing / settings.calls_per_minute
+        if not self._calls:
+            raise InputError(
+                f"external-judge: `max_calls` ({settings.max_calls}) is to be shared by {sharing}"
+                " rollout workers; raise it, or have fewer `rollout_workers`"
+            )
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
         self._key = cast("str", resolved(settings.key))
-        self._places = asyncio.Semaphore(settings.at_once)
+        self._places = asyncio.Semaphore(max(settings.at_once // sharing, 1))
         self._next_at = 0.0
         """on the loop's clock, when the next request may be sent"""
         self._sent = 0
@@ -146,15 +156,19 @@ class ExternalJudge:
         """by question: rollouts with the same answer wait for one verdict"""
 
     @classmethod
-    def of_options(cls, options: Mapping[str, Any], timeout_s: float) -> Self:
-        """Raises pydantic's ValidationError, and InputError for a key that is not set."""
-        return cls(ExternalJudgeSettings.model_validate(options), timeout_s)
+    def of_options(cls, options: Mapping[str, Any], timeout_s: float, sharing: int = 1) -> Self:
+        """Raises pydantic's ValidationError, and InputError as `__init__`."""
+        return cls(ExternalJudgeSettings.model_validate(options), timeout_s, sharing)
 
     async def __call__(self, transcript: Transcript) -> Verdict:
         body = self._body(transcript)
+        return await voted(self._settings, lambda number: self._vote(body, number))
+
+    async def _vote(self, body: Mapping[str, Any], number: int) -> Verdict:
         if not self._settings.cache:
             return self._read(await self._ask(body))
-        name = digest_of({"url": self._url, "body": body})
+        asked = {"url": self._url, "body": body}
+        name = digest_of({**asked, "vote": number} if number else asked)
         kept = home() / "cache" / "judged" / name[:2] / f"{name}.txt"
         lock = self._asking.setdefault(name, asyncio.Lock())
         async with lock:
@@ -246,12 +260,14 @@ class ExternalJudge:
 
     async def _wait_for_turn(self) -> None:
         """Requests are sent in equal distances. Raises EngineError once all of them are spent."""
-        if self._sent >= self._settings.max_calls:
-            raise EngineError(f"{self._url}: `max_calls` ({self._settings.max_calls}) are spent")
+        if self._sent >= self._calls:
+            whole = self._settings.max_calls
+            share = "" if self._calls == whole else f", {self._calls} for this rollout worker,"
+            raise EngineError(f"{self._url}: `max_calls` ({whole}){share} are spent")
         self._sent += 1
         now = asyncio.get_running_loop().time()
         at = max(self._next_at, now)
-        self._next_at = at + 60.0 / self._settings.calls_per_minute
+        self._next_at = at + self._apart_s
         await asyncio.sleep(at - now)
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:

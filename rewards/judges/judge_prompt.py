@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import statistics
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from string import Formatter
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -112,6 +114,10 @@ class JudgeQuestion(Config):
     unreadable: FiniteFloat | None = None
     """score of an answer without one; none: the sample is failed"""
     temperature: float = Field(default=0.0, ge=0)
+    votes: int = Field(default=1, ge=1, le=99)
+    """how often it is asked about one rollout; more than half have to give a score"""
+    vote_score: Literal["mean", "median"] = "mean"
+    """what the votes' scores become"""
 
     @property
     def reference_keys(self) -> tuple[str, ...]:
@@ -130,6 +136,11 @@ class JudgeQuestion(Config):
             raise ValueError("scale: its two numbers are equal; write those of scores 0 and 1")
         if self.pattern is not None:
             _check_pattern(self.pattern)
+        if self.votes > 1 and not self.temperature:
+            raise ValueError(
+                f"votes: at temperature 0 all {self.votes} would say the same; write a"
+                " `temperature` above 0"
+            )
         return self
 
 
@@ -193,6 +204,30 @@ def on_scale(settings: JudgeQuestion, number: float) -> float | None:
     return score if 0 <= score <= 1 else None
 
 
-def seed_of(transcript: Transcript) -> int:
-    """The same for the same rollout, whenever it is judged."""
-    return zlib.crc32(f"{transcript.problem.id}\n{transcript.raw}".encode()) & 0x7FFF_FFFF
+def seed_of(transcript: Transcript, vote: int) -> int:
+    """The same for the same vote on the same rollout, whenever it is judged."""
+    about = f"{transcript.problem.id}\n{transcript.raw}".encode()
+    return (zlib.crc32(about) + vote) & 0x7FFF_FFFF
+
+
+async def voted(settings: JudgeQuestion, ask: Callable[[int], Awaitable[Verdict]]) -> Verdict:
+    """One verdict by as many votes as the settings want; `ask` takes a vote's number. Where they
+    are several, its parts say how many gave a score, and the standard deviation of these.
+
+    Raises what a single vote raises, and ValueError where half of several or more failed.
+    Example: scores 0, 0.5 and 1, by the mean -> 0.5, {"votes": 3, "disagreement": 0.408}.
+    """
+    if settings.votes == 1:
+        return await ask(0)
+    asked = (ask(number) for number in range(settings.votes))
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    votes = [vote for vote in found if isinstance(vote, Verdict)]
+    failed = [vote for vote in found if not isinstance(vote, Verdict)]
+    if 2 * len(failed) >= settings.votes:
+        raise ValueError(f"{len(failed)} of {settings.votes} votes failed; the first: {failed[0]}")
+    scores = [vote.score for vote in votes]
+    by_median = settings.vote_score == "median"
+    score = statistics.median(scores) if by_median else statistics.fmean(scores)
+    typical = min(votes, key=lambda vote: abs(vote.score - score))
+    parts = {"votes": float(len(votes)), "disagreement": statistics.pstdev(scores)}
+    return Verdict(score, parts, typical.reason)

@@ -11,7 +11,13 @@ from pydantic import NonNegativeInt, model_validator
 
 from engines.types import Message, Problem, Reward, Transcript, Verdict
 from infra.config import Config, Count
-from rewards.judges.judge_prompt import JudgeQuestion, asked_messages, read_verdict, seed_of
+from rewards.judges.judge_prompt import (
+    JudgeQuestion,
+    asked_messages,
+    read_verdict,
+    seed_of,
+    voted,
+)
 
 JUDGE, REWARD_MODEL = "judge", "reward-model"
 
@@ -59,6 +65,11 @@ class JudgeSettings(JudgeQuestion):
     def _says_how_it_is_read(self) -> Self:
         if self.pattern is None and not self.choices:
             raise ValueError("says not how a score is read; write `pattern` or `choices`")
+        if self.votes > 1 and self.pattern is None:
+            raise ValueError(
+                "votes: `choices` without `pattern` weighs all of the judge's probabilities, which"
+                " are the same each time; leave `votes` out, or write a `pattern`"
+            )
         return self
 
 
@@ -72,14 +83,18 @@ class Judge:
         asked = question(self._settings, transcript)
         if self._settings.pattern is None:
             return await self._by_choice(asked)
-        said = await self._model.answer(
-            asked,
-            max_new_tokens=self._settings.max_new_tokens,
-            temperature=self._settings.temperature,
-            seed=seed_of(transcript),
-            timeout_s=self._timeout_s,
-        )
-        return read_verdict(self._settings, said)
+
+        async def vote(number: int) -> Verdict:
+            said = await self._model.answer(
+                asked,
+                max_new_tokens=self._settings.max_new_tokens,
+                temperature=self._settings.temperature,
+                seed=seed_of(transcript, number),
+                timeout_s=self._timeout_s,
+            )
+            return read_verdict(self._settings, said)
+
+        return await voted(self._settings, vote)
 
     async def _by_choice(self, asked: Problem) -> Verdict:
         choices = self._settings.choices

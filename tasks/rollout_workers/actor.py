@@ -34,6 +34,8 @@ class WorkerSetup:
     routing: Routing
     most_turns: int
     """this worker's share of those at the servers at once"""
+    workers: int
+    """how many there are; the bounds of a judge at an address are of all of them together"""
     context_length: int
     seed: int
     roles: Mapping[str, RoleAddress]
@@ -59,7 +61,12 @@ class RolloutWorkerActor:
             roles = RoleClients(self._open, setup.domains)
             await roles.connect(setup.roles)
             chat, domains = await open_parts(
-                self._open, folder, setup.domains, roles, judges_groups=False
+                self._open,
+                folder,
+                setup.domains,
+                roles,
+                judges_groups=False,
+                sharing=setup.workers,
             )
         client = GenerationClient(
             setup.router_url,

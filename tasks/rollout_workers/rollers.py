@@ -191,6 +191,7 @@ class Rollers:
             max_batch=client.max_batch,
             routing=client.routing,
             most_turns=max(client.most_turns // workers, 1),
+            workers=workers,
             context_length=length,
             seed=self._seed,
             secrets=secrets_of([domain.model_dump(mode="json") for domain in self._domains]),

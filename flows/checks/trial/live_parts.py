@@ -153,15 +153,15 @@ def _build_rewards(
                 at, t.name, lambda t=t: build_group_reward(t.name, t.options)
             )
             if fine:
-                terms.append(Term(t.name, t.weight, False, unasked, tuple(t.sources)))
+                terms.append(Term(t.title, t.weight, False, unasked, tuple(t.sources)))
                 groups[index] = together
             continue
         if t.asks_model:  # it runs in a stage only; its options were read with the recipe
-            terms.append(Term(t.name, t.weight, t.outcome, unasked, tuple(t.sources)))
+            terms.append(Term(t.title, t.weight, t.outcome, unasked, tuple(t.sources)))
             continue
         fine, reward = attempts.call(at, t.name, lambda t=t: build(t.name, t.options))
         if fine:
-            terms.append(Term(t.name, t.weight, t.outcome, reward, tuple(t.sources)))
+            terms.append(Term(t.title, t.weight, t.outcome, reward, tuple(t.sources)))
     if len(terms) == len(domain.rewards):
         attempts.call(where, "the rubric", lambda: Rubric(terms))
     return terms, groups

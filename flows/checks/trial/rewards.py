@@ -43,18 +43,19 @@ _LONG = 400
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
     """Each reward on every demonstration; the outcome on an empty answer, too."""
     for index, term in enumerate(live.terms):
-        at, limit = f"{live.where}.rewards.{index}", live.domain.rewards[index].timeout_s
+        named = live.domain.rewards[index]
+        at, limit = f"{live.where}.rewards.{index}", named.timeout_s
         judged = [d for d in shown if term.judges(d.problem.metadata.get("source"))]
         if (together := live.groups.get(index)) is not None:
             _try_group(at, term.name, together, judged, attempts, limit)
             continue
-        if live.domain.rewards[index].asks_model:
-            _try_question(at, live.domain.rewards[index], judged, attempts)
+        if named.asks_model:
+            _try_question(at, named, judged, attempts)
             continue
-        if term.name in COMPARING and isinstance(live.curriculum, RowCurriculum):
+        if named.name in COMPARING and isinstance(live.curriculum, RowCurriculum):
             texts = [*answer_texts(d.problem.reference for d in judged)]
             attempts.cautions += _never_said(at, term.name, texts, len(judged))
-            if term.name in BY_LETTER and (said := written_as_floats(texts)):
+            if named.name in BY_LETTER and (said := written_as_floats(texts)):
                 attempts.cautions.append(f"{at}: {term.name} compares {said}")
         verdicts: list[Verdict] = []
         for demonstration in judged:
@@ -63,7 +64,7 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
             if verdict is None:  # said once
                 break
             verdicts.append(verdict)
-            if len(verdict.turns) > 1 and live.blind_to_turns and term.name not in BUILT_IN:
+            if len(verdict.turns) > 1 and live.blind_to_turns and named.name not in BUILT_IN:
                 attempts.problems.append(
                     f"{at}: {term.name} says what each turn earned, and nothing looks at it:"
                     f" {', '.join(live.blind_to_turns)}. Choose the advantage `gigpo`, or a"
@@ -91,7 +92,7 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
             in_box = (_verdict(at, term, _transcript(each), attempts, limit) for each in asked)
             if len(asked) == len(judged) and any(v and v.score for v in in_box):
                 continue
-            why = _why(term.name, live, judged[0], verdicts[0].reason)
+            why = _why(named.name, live, judged[0], verdicts[0].reason)
             attempts.cautions.append(f"{at}: {term.name} gives 0 to all of {len(verdicts)} {why}")
 
 

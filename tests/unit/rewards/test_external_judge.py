@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from engines.types import Message, Problem, Status, Transcript
-from infra.errors import InputError
+from infra.errors import EngineError, InputError
 from rewards.judges import external_judge
 from rewards.judges.external_judge import ExternalJudge, ExternalJudgeSettings
 from rewards.rubric import Rubric, RubricJudgement, Term
@@ -182,6 +182,33 @@ async def test_calls_have_a_bound_and_a_rate() -> None:
     assert api.at[2] - began >= 0.1, "two distances of 0.05 s"
 
 
+async def test_rollout_workers_share_the_bounds() -> None:
+    options = {**ASK, "calls_per_minute": 1200, "max_calls": 7, "at_once": 2, "cache": False}
+    async with serving(GOOD) as api:
+        judge = ExternalJudge.of_options({**options, "url": api.url}, 5.0, sharing=3)
+        began = time.monotonic()
+        for _ in range(2):
+            await judge(transcript())
+        said = r"`max_calls` \(7\), 2 for this rollout worker, are"
+        with pytest.raises(EngineError, match=said):
+            await judge(transcript())
+        await judge.close()
+        assert api.at[1] - began >= 0.14, "a third of the calls in a minute"
+        with pytest.raises(InputError, match=r"\(7\) is to be shared by 8 rollout workers"):
+            ExternalJudge.of_options({**options, "url": api.url}, 5.0, sharing=8)
+
+
+async def test_each_vote_is_asked_and_kept_by_itself() -> None:
+    said = [json.dumps({"reason": "r", "score": score}) for score in (1, 2, 5)]
+    async with serving(*said) as api:
+        for _ in range(2):
+            async with judging(api.url, votes=3, temperature=1.0, at_once=1) as judge:
+                judged = await judge(transcript())
+                assert judged.reward == pytest.approx(5 / 12)  # (0 + 1/4 + 1) / 3
+                assert judged.breakdown["external-judge/votes"] == 3
+    assert len(api.asked) == 3, "another attempt of the stage finds them all"
+
+
 async def test_an_answer_may_be_text() -> None:
     async with serving("Good") as api:
         choices = {"Good": 1.0, "Bad": 0.0}
@@ -215,6 +242,12 @@ def test_a_domain_has_it_beside_other_rewards_and_closes_it() -> None:
     (judge,) = opened.connected
     assert isinstance(judge, ExternalJudge)
     assert not opened.processes
+    twice = [*rewards, {**rewards[1], "options": {**options, "prompt": "Kind? {answer}"}}]
+    with pytest.raises(ValidationError, match="2 rewards are called external-judge; give each a"):
+        Domain.model_validate({**common, "rewards": twice})
+    twice[2]["label"] = "kind"
+    both = open_domain(Domain.model_validate({**common, "rewards": twice}))
+    assert len(both.connected) == 2
     del options["model"]
     with pytest.raises(ValidationError, match="model"):
         Domain.model_validate({**common, "rewards": rewards})

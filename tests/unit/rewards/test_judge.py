@@ -76,6 +76,41 @@ async def test_the_same_rollout_is_judged_with_the_same_seed() -> None:
     assert model.asked[0][1]["seed"] == model.asked[1][1]["seed"]
 
 
+class Voting(Model):
+    """Each vote says the next of its answers."""
+
+    async def answer(self, problem: Problem, **more: Any) -> str:
+        self.asked.append(more["seed"])
+        return self.said.split("|")[len(self.asked) - 1]
+
+
+VOTES = {**ASK, "scale": [0, 10], "temperature": 1.0, "votes": 3}
+
+
+@pytest.mark.parametrize(
+    ("said", "how", "expected", "disagreement"),
+    [
+        ("Score: 0|Score: 1|Score: 8", "mean", 0.3, math.sqrt(0.38 / 3)),  # -.3, -.2, .5 squared
+        ("Score: 0|Score: 1|Score: 8", "median", 0.1, math.sqrt(0.38 / 3)),
+        ("Score: 2|no idea|Score: 6", "median", 0.4, 0.2),
+    ],
+)
+async def test_votes_become_one_score_and_their_disagreement_is_kept(
+    said: str, how: str, expected: float, disagreement: float
+) -> None:
+    model = Voting(said)
+    verdict = await score({**VOTES, "vote_score": how}, model)
+    assert verdict.score == pytest.approx(expected)
+    votes = sum("Score" in each for each in said.split("|"))
+    assert verdict.parts == pytest.approx({"votes": votes, "disagreement": disagreement})
+    assert len(set(model.asked)) == 3, "each has a seed of its own"
+
+
+async def test_votes_of_which_half_fail_are_no_verdict() -> None:
+    with pytest.raises(ValueError, match="2 of 3 votes failed; the first: its answer holds no"):
+        await score(VOTES, Voting("?|Score: 9|?"))
+
+
 @pytest.mark.parametrize("said", ["no idea", "Score: 11"])
 async def test_an_answer_without_a_score_raises_or_has_the_score_that_was_named(said: str) -> None:
     with pytest.raises(ValueError, match="holds no score"):
@@ -148,6 +183,11 @@ def test_a_prompt_shows_conversations_calls_and_references() -> None:
     ("options", "said"),
     [
         ({"prompt": "{answer}"}, "write `pattern` or `choices`"),
+        ({**ASK, "votes": 3}, "at temperature 0 all 3 would say the same"),
+        (
+            {"prompt": "{answer}", "choices": {"a": 1, "b": 0}, "votes": 3, "temperature": 1},
+            "leave `votes` out, or write a `pattern`",
+        ),
         ({"prompt": "{what}", "pattern": "a"}, "there is no {what}; allowed: {question}"),
         ({"prompt": "{question}", "pattern": "a"}, "shows nothing of what is judged"),
         ({"prompt": "{answer", "pattern": "a"}, "write {{ and }} for braces"),

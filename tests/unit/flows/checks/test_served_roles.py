@@ -156,7 +156,8 @@ def test_a_recipe_that_says_what_cannot_be_is_refused(change: str, said: str) ->
 
 def test_rewards_of_one_role_ask_one_model() -> None:
     terms = [
-        f"{{name: judge, outcome: {first}, options: {OPTIONS}, served: {{model: {model}}}}}"
+        f"{{name: judge, label: of-{model}, outcome: {first}, options: {OPTIONS},"
+        f" served: {{model: {model}}}}}"
         for first, model in (("true", "base"), ("false", "general-sft"))
     ]
     second = "experts.agent.domain.rewards"

@@ -55,7 +55,10 @@ def test_check_accepts_the_recipes_that_we_ship(
     [
         ("experts.agent.domain.curriculum.name=agnet", "Did you mean 'agent'"),
         ("experts.agent.domain.rewards.0.name=nowhere:Reward", "the recipe's `hooks:`"),
-        ("experts.agent.domain.rewards.1.name=agent-answer", "names a reward twice"),
+        (
+            "experts.agent.domain.rewards.1.name=agent-answer",
+            "give each a `label` of its own",
+        ),
         ("base={folder: /nowhere/model}", "base.folder: /nowhere/model is missing"),
         ("experts.agent.domain.rewards.0.outcome=false", "exactly one must"),
         ("experts.general.domain.max_turns=3", "has no environment"),

@@ -36,13 +36,15 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Answers to one prompt: the better and the worse one, or one that was judged alone."""
+    """Answers to one prompt: the better and the worse one, a list, or one that was judged alone."""
 
     answers: list[TokenSequence]
     is_good: bool = True
     """of one alone: whether it was judged to be good"""
     margin: float = 0.0
     """of a pair: by how much the better one was judged to be better"""
+    worth: list[float] = field(default_factory=list[float])
+    """what was said of each answer: more is better"""
     reference: list[float] = field(default_factory=list[float])
     """the reference's logprob of each answer's trained tokens, then of `other`'s; empty without
     one"""

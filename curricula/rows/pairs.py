@@ -53,6 +53,9 @@ class PairColumns(Config):
     """in place of scores: 1 for the best, 2 for the next; empty: `ranks`"""
     completion: str = ""
     """an answer with a verdict; empty: as rows that are imitated call it"""
+    score: str = ""
+    """of one answer, in place of a verdict: a number; empty: `score`, where a row has neither a
+    chosen answer nor a list nor a verdict"""
     label: str = ""
     """the verdict, true for a good answer; empty: `label`, where a row has no chosen answer"""
     tools: str = ""
@@ -68,6 +71,9 @@ class Judged:
     """places of a better and of a worse answer, and by how much it is better"""
     is_good: bool | None = None
     """what was said of one answer alone"""
+    worth: tuple[float, ...] = ()
+    """of each answer, more being better: its score; without scores minus its rank, or 1 and 0"""
+    has_scores: bool = False
 
     @property
     def layout(self) -> str:
@@ -95,6 +101,9 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     is_pair = any(map(given.holds, ("preferred_output", columns.chosen)))
     if not is_pair and (columns.label or given.has("label")):
         return _with_label(row, columns, layout)
+    is_list = bool(columns.answers or given.first(_LISTS))
+    if not is_pair and not is_list and (columns.score or given.has("score")):
+        return _with_score(row, columns, layout)
     inner = _openai_input(given, unread) if given.has("preferred_output") else given
     reading = Reading(layout, read_tools(inner, columns.tools), unread)
     if inner is not given:
@@ -106,12 +115,14 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
         start = _start(given, columns, reading)
     listed = "" if is_pair else columns.answers or given.first(_LISTS)
     if listed:
-        said, pairs = _ranked(given, listed, columns, unread)
+        said, pairs, worth, has_scores = _ranked(given, listed, columns, unread)
         looks_like = f"{listed}, ranked"
     else:
         _require_sides(given, sides)
         said = {name: given.column(name) for name in sides}
         pairs = ((0, 1, _margin(given, columns)),)
+        scores = _scores_of_pair(given)
+        worth, has_scores = scores or (1.0, 0.0), scores is not None
     if start and inner is given:
         looks_like = f"prompt + {looks_like}"
     system = read_system(inner, "")
@@ -130,7 +141,7 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
         )
         for messages in told
     )  # fmt: skip
-    return Judged(tuple(made), pairs)
+    return Judged(tuple(made), pairs, None, worth, has_scores)
 
 
 _LISTS = ("responses", "completions", "answers")
@@ -140,9 +151,9 @@ _SCORES = ("score", "overall_score", "rating")
 
 def _ranked(
     row: Fields, name: str, columns: PairColumns, unread: set[str]
-) -> tuple[dict[str, Any], tuple[tuple[int, int, float], ...]]:
-    """By name the answers of a list, and all pairs of one that is better than another; equal ones
-    make none. Raises BadRow."""
+) -> tuple[dict[str, Any], tuple[tuple[int, int, float], ...], tuple[float, ...], bool]:
+    """By name the answers of a list; all pairs of one that is better than another, of which equal
+    ones make none; what each is worth, and whether that is its score. Raises BadRow."""
     value = _listed(row, name)
     items = cast("list[Any]", value) if isinstance(value, list) else []
     if len(items) < 2:
@@ -185,7 +196,8 @@ def _ranked(
     )
     if not pairs:
         raise BadRow(Reason.COLUMNS, f"{name}: no answer is better than another")
-    return {f"{name}[{at}]": item for at, item in enumerate(items)}, pairs
+    said = {f"{name}[{at}]": item for at, item in enumerate(items)}
+    return said, pairs, tuple(worth), margins
 
 
 def _values(row: Fields, name: str, usual: Sequence[str]) -> list[Any] | None:
@@ -210,15 +222,22 @@ def _margin(row: Fields, columns: PairColumns) -> float:
     name = columns.margin or row.first(("margin",))
     if name:
         margin = _number(row.column(name), name)
-    elif row.has("score_chosen") and row.has("score_rejected"):
+    elif scores := _scores_of_pair(row):
         name = "score_chosen"
-        better, worse = (_number(row.get(f"score_{side}"), name) for side in ("chosen", "rejected"))
-        margin = better - worse
+        margin = scores[0] - scores[1]
     else:
         return 0.0
     if margin < 0:
         raise BadRow(Reason.COLUMNS, f"{name}: says that the rejected answer is the better one")
     return margin
+
+
+def _scores_of_pair(row: Fields) -> tuple[float, float] | None:
+    names = ("score_chosen", "score_rejected")
+    if not all(map(row.has, names)):
+        return None
+    better, worse = (_number(row.get(name), name) for name in names)
+    return better, worse
 
 
 def _number(value: Any, name: str) -> float:
@@ -241,13 +260,26 @@ def _with_label(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
         raise BadRow(
             Reason.COLUMNS, f"{name}: {said!r:.40} is no verdict; write true for a good answer"
         )
+    is_good = said in ("true", "1")
+    answer = _alone(row, name, columns, layout)
+    return Judged((answer,), (), is_good, (float(is_good),), has_scores=True)
+
+
+def _with_score(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Judged:
+    """One answer, and a number that says how good it is. Raises BadRow."""
+    name = columns.score or "score"
+    score = _number(Fields(row, set()).column(name), name)
+    return Judged((_alone(row, name, columns, layout),), (), None, (score,), has_scores=True)
+
+
+def _alone(row: Mapping[str, Any], name: str, columns: PairColumns, layout: Layout) -> Conversation:
+    """The answer beside which the column `name` stands. Raises BadRow."""
     rest = {key: value for key, value in row.items() if key != name}
     named = Columns(prompt=columns.prompt, completion=columns.completion, tools=columns.tools)
     read = read_row(rest, named, layout)
     asked = max(at for at, message in enumerate(read.messages) if message.role == "user")
     before = {at for at in range(asked) if read.messages[at].role == "assistant"}
-    answer = replace(read, untrained=read.untrained | before, layout=f"{read.layout} + {name}")
-    return Judged((answer,), (), said in ("true", "1"))
+    return replace(read, untrained=read.untrained | before, layout=f"{read.layout} + {name}")
 
 
 def _check(

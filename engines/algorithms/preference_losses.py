@@ -226,32 +226,6 @@ def loss_function(loss: Choice) -> Callable[[Answers], Compared]:
     return partial(our_part(loss.code), **loss.model_dump(exclude={"kind"}))
 
 
-class BradleyTerry(Choice):
-    """How a reward model learns from pairs."""
-
-    code: ClassVar[str] = "engines.algorithms.preference_losses:bradley_terry"
-    margins: bool = True
-    """whether a pair's rewards are to be as far apart as the data say, where they say it"""
-    centring: NonNegativeFloat = 0.01
-    """weight of the squared sum of a pair's rewards, which keeps rewards around 0"""
-
-
-def bradley_terry(rewards_A: Tensor, margins_P: Tensor, settings: BradleyTerry) -> Compared:
-    """-log sigmoid(reward of the better - of the worse - margin) + centring x (their sum)^2.
-
-    Bradley and Terry 1952, as in Ouyang et al. 2022 (arXiv 2203.02155), eq. 1; the margin: Touvron
-    et al. 2023 (Llama 2, arXiv 2307.09288), eq. 2; centring: Eisenstein et al. 2023 (arXiv
-    2312.09244).
-    Example: rewards 2 and 1, margin 0.5, centring 0.01 -> -log sigmoid(0.5) + 0.09 = 0.56408.
-    """
-    from torch.nn.functional import logsigmoid
-
-    apart_P = _margins(rewards_A)
-    asked_P = apart_P - margins_P if settings.margins else apart_P
-    sums_P = rewards_A[0::2] + rewards_A[1::2]
-    return Compared(-logsigmoid(asked_P) + settings.centring * sums_P**2, rewards_A, apart_P > 0)
-
-
 def _margins(scores_A: Tensor) -> Tensor:
     """[P] by how much each better answer's score is the larger one."""
     return scores_A[0::2] - scores_A[1::2]

@@ -49,10 +49,11 @@ async def run(spec: PreferenceSpec, context: StageContext) -> dict[str, float]:
 
 
 def _open(spec: PreferenceSpec, context: StageContext) -> PreferenceSupply:
-    settings, paired = spec.settings, is_paired(spec.settings.loss)
-    found = opened_preferences(settings.data, context, paired=paired)
+    settings = spec.settings
+    compares = "pairs" if is_paired(settings.loss) else "verdicts"
+    found = opened_preferences(settings.data, context, compares)
     reads = has_reference(settings.loss)
-    return PreferenceSupply(settings, spec.seed, found, context, paired=paired, has_reference=reads)
+    return PreferenceSupply(settings, spec.seed, found, context, has_reference=reads)
 
 
 class PreferenceRecord(SftRecord):

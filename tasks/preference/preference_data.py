@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from curricula.rows.pairs import Judged
+from engines.algorithms.reward_losses import Compares
 from engines.batching import Comparison, TokenSequence
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
@@ -51,26 +52,41 @@ class Preferences:
     rows: array[int] = field(default_factory=lambda: array("q"))
     """of each comparison: the number of its row"""
     sides: array[int] = field(default_factory=lambda: array("q"))
-    """of each comparison, the numbers of its answers: two of a pair, one of an answer alone"""
+    """of all comparisons in turn, the numbers of their answers"""
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    """of each comparison: two of a pair, one of an answer alone, all of a list"""
+    worth: array[float] = field(default_factory=lambda: array("d"))
+    """of each side: what its row says, more being better"""
     margins: array[float] = field(default_factory=lambda: array("d"))
     """of each pair"""
     verdicts: array[int] = field(default_factory=lambda: array("b"))
     """of each answer alone: whether it is good"""
 
-    def add(self, row: Judged, made: Sequence[TokenSequence], *, paired: bool) -> None:
-        """Take a good row in: as pairs, or each answer of a pair as one that is good or bad."""
+    def add(self, row: Judged, made: Sequence[TokenSequence], compares: Compares) -> None:
+        """Take a good row in: as pairs, as a list, or each answer by itself."""
         first, number = len(self.answers), sum(tally.read for tally in self.tallies)
         for sequence in made:
             self.answers.append(sequence)
-        if paired:
-            for better, worse, margin in row.pairs:
-                self.sides.extend((first + better, first + worse))
-                self.margins.append(margin)
-                self.rows.append(number)
-        else:
+        match compares:
+            case "pairs":
+                for better, worse, margin in row.pairs:
+                    self._compare(number, (first + better, first + worse), (1.0, 0.0))
+                    self.margins.append(margin)
+            case "lists":
+                worth = (1.0, 0.0) if len(row.pairs) == 1 else row.worth
+                self._compare(number, range(first, first + len(made)), worth)
+            case _:
+                for at, worth in enumerate(row.worth):
+                    self._compare(number, (first + at,), (worth,))
+        if compares == "verdicts":
             verdicts = [row.is_good] if row.is_good is not None else _alone(row)
-            self.sides.extend(range(first, first + len(made)))
             self.verdicts.extend(int(bool(each)) for each in verdicts)
+
+    def _compare(self, row: int, sides: Sequence[int], worth: Sequence[float]) -> None:
+        self.rows.append(row)
+        self.sides.extend(sides)
+        self.sizes.append(len(sides))
+        self.worth.extend(worth)
 
 
 def _alone(row: Judged) -> list[bool]:
@@ -85,8 +101,7 @@ def load_preferences(
     renderer: Renderer,
     scratch: Path,
     copies: Path,
-    *,
-    paired: bool,
+    compares: Compares,
 ) -> Preferences:
     """All rows of the files, in their order; `copies`: where fetched files stay. Raises InputError
     where none can be used, TrainingStopped for too many bad rows."""
@@ -96,19 +111,19 @@ def load_preferences(
         found.names += files.names
         tally = RowTally()
         found.tallies.append(tally)
-        for place, row in _judged(source, files, renderer, paired=paired):
+        for place, row in _judged(source, files, renderer, compares):
             if isinstance(row, BadRow):
                 tally.left_out(place, row)
                 tally.judge(source.files, files.num_rows, source.max_bad_share)
             else:
                 tally.read += 1
-                found.add(*row, paired=paired)
+                found.add(*row, compares)
         if not tally.read:
             raise InputError(f"data.{number}.files: {', '.join(source.files)} hold no row")
     if not found.sides:
         told = "; ".join(line for tally in found.tallies for line in tally.named)
         raise InputError(f"data: no row can be learned from: {told}")
-    if not paired and len(set(found.verdicts)) == 1:
+    if len(set(found.verdicts)) == 1:
         said = "good" if found.verdicts[0] else "bad"
         raise InputError(
             f"data: all {len(found.verdicts)} answers are {said}; `kto` needs some of each"
@@ -120,14 +135,14 @@ _Made = tuple[Judged, list[TokenSequence]]
 
 
 def _judged(
-    source: PreferenceFiles, files: LocalFiles, renderer: Renderer, *, paired: bool
+    source: PreferenceFiles, files: LocalFiles, renderer: Renderer, compares: Compares
 ) -> Iterator[tuple[str, _Made | BadRow]]:
     """Each row with its place in its file."""
     for chunk in files.chunks:
         rows = files.read(chunk)
         for start in range(0, len(rows), _AHEAD):
             ahead = range(start, min(start + _AHEAD, len(rows)))
-            read = [_read(source, rows, index, paired=paired) for index in ahead]
+            read = [_read(source, rows, index, compares) for index in ahead]
             said = [c for row in read if isinstance(row, Judged) for c in row.answers]
             made = iter(renderer.render_all(said))
             for index, row in zip(ahead, read, strict=True):
@@ -135,17 +150,41 @@ def _judged(
                 yield place, row if isinstance(row, BadRow) else _whole(row, made)
 
 
-def _read(source: PreferenceFiles, rows: Rows, index: int, *, paired: bool) -> Judged | BadRow:
+def _read(source: PreferenceFiles, rows: Rows, index: int, compares: Compares) -> Judged | BadRow:
     try:
         row = source.judged(rows.row(index))
     except BadRow as error:
         return error
-    if paired and row.is_good is not None:
-        return BadRow(
-            Reason.COLUMNS,
-            "has one answer with a verdict, which `kto` learns; the other losses compare two",
-        )
-    return row
+    fault = row_fault(row, compares)
+    return BadRow(Reason.COLUMNS, fault) if fault else row
+
+
+def row_fault(row: Judged, compares: Compares) -> str:
+    """Why a loss cannot learn from a row, in words; empty if it can."""
+    match compares:
+        case "pairs" | "lists" if not row.pairs:
+            if row.is_good is not None:
+                return (
+                    "has one answer with a verdict, which `kto` and `binary` learn; this loss"
+                    " compares answers"
+                )
+            return (
+                "has one answer with a score, which `regression` learns; this loss compares answers"
+            )
+        case "verdicts" if row.is_good is None and not row.pairs:
+            return "has one answer with a score; `kto` learns from a `label`, true or false"
+        case "scores" if not row.has_scores:
+            return (
+                "says which answer is better, and no score of each, which `regression` learns;"
+                " take the loss `bradley-terry` or `plackett-luce`"
+            )
+        case "goodness" if any(not 0 <= worth <= 1 for worth in row.worth):
+            return (
+                "says of an answer how good it is by a number that is not from 0 to 1; take the"
+                " loss `regression` for scores, or `plackett-luce` for ranks"
+            )
+        case _:
+            return ""
 
 
 def _whole(row: Judged, made: Iterator[TokenSequence | BadRow]) -> _Made | BadRow:
@@ -158,14 +197,14 @@ def _whole(row: Judged, made: Iterator[TokenSequence | BadRow]) -> _Made | BadRo
 
 
 def opened_preferences(
-    sources: Sequence[PreferenceFiles], context: StageContext, *, paired: bool
+    sources: Sequence[PreferenceFiles], context: StageContext, compares: Compares
 ) -> Preferences:
     """Raises what `load_preferences` raises."""
     renderer = Renderer.of_model(context.inputs["model"])
     # Beside the attempt's own folder: the next attempt need not fetch and unpack files again.
     copies = home() / "cache" / "files"
     scratch = context.scratch / "sequences"
-    return load_preferences(sources, renderer, scratch, copies, paired=paired)
+    return load_preferences(sources, renderer, scratch, copies, compares)
 
 
 class Batches(Protocol):
@@ -189,16 +228,17 @@ class PreferenceSupply:
         found: Preferences,
         context: StageContext,
         *,
-        paired: bool,
         has_reference: bool,
     ) -> None:
-        """Single answers have another row's beside them, and are learned against a reference."""
+        """Answers with verdicts have another row's beside them, and are learned against a
+        reference."""
         self._seed, self._found, self._context = seed, found, context
         self._size, self._steps = settings.batch_size, settings.steps
-        self._sides = np.array(found.sides, np.int64).reshape(-1, 2 if paired else 1)
-        self._trained = np.arange(len(self._sides))
+        self._sides = np.array(found.sides, np.int64)
+        self._ends = np.cumsum(found.sizes)
+        self._trained = np.arange(len(self._ends))
         """numbers of the comparisons that are learned"""
-        self._others = None if paired else _others(len(found.answers), seed)
+        self._others = _others(len(found.answers), seed) if found.verdicts else None
         self._has_reference = has_reference
         self.reference: NDArray[np.float64] | None = None
         """[answers, 2] the reference's logprob of each answer, and of the other behind its
@@ -235,11 +275,16 @@ class PreferenceSupply:
 
     def _compared(self) -> list[int]:
         """Numbers of all answers that the steps compare."""
-        if self._steps * self._size >= len(self):
-            return np.unique(self._sides[self._trained]).tolist()
-        drawn = batches_for_steps(len(self), self._size, self._seed, 0, self._steps)
-        numbers = self._trained[[at for batch in drawn for at in batch]]
-        return np.unique(self._sides[numbers]).tolist()
+        numbers = self._trained
+        if self._steps * self._size < len(self):
+            drawn = batches_for_steps(len(self), self._size, self._seed, 0, self._steps)
+            numbers = self._trained[[at for batch in drawn for at in batch]]
+        return np.unique([side for n in numbers for side in self._sides[self._of(n)]]).tolist()
+
+    def _of(self, number: int | np.int64) -> slice:
+        """Which of the sides a comparison has."""
+        end = int(self._ends[number])
+        return slice(end - self._found.sizes[number], end)
 
     def _calls(self, asked: Sequence[int]) -> Iterator[tuple[int, int, list[TokenSequence]]]:
         """What the reference is asked at once, by places in `asked`. How much does not hang on the
@@ -254,14 +299,16 @@ class PreferenceSupply:
                 first, tokens, sequences = at + 1, 0, []
 
     def _comparison(self, number: int | np.int64) -> Comparison:
-        found, sides = self._found, self._sides[number].tolist()
+        found, sides = self._found, self._sides[self._of(number)].tolist()
         answers = [found.answers[each] for each in sides]
         reference = self.reference
-        if len(sides) == 2:
+        if self._others is None:
             said = [] if reference is None else reference[sides, 0].tolist()
-            return Comparison(answers, margin=found.margins[number], reference=said)
+            margin = found.margins[number] if found.margins else 0.0
+            worth = found.worth[self._of(number)].tolist()
+            return Comparison(answers, margin=margin, reference=said, worth=worth)
         said = [] if reference is None else reference[sides[0]].tolist()
-        other = None if self._others is None else self._other(sides[0], answers[0])
+        other = self._other(sides[0], answers[0])
         return Comparison(answers, bool(found.verdicts[number]), reference=said, other=other)
 
     def _other(self, answer: int, own: TokenSequence) -> TokenSequence:

@@ -1,4 +1,4 @@
-"""`reward`: a model learns to tell the better of two answers by a number (Bradley-Terry)."""
+"""`reward`: a model learns to say by a number how good an answer is."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engines.algorithms.reward_losses import Compares, compares
 from infra.store.manifest import StageWarning
 from tasks.preference.body import learned
 from tasks.preference.preference_data import PreferenceSupply, opened_preferences
-from tasks.reward.held_out import HeldOutReport, held_out_report, held_out_warnings
+from tasks.reward.held_out import HeldOutReport, held_out_warnings, report_of
 from tasks.reward.spec import RewardSpec
 from tasks.served.served_folder import add_head_bias
 from tasks.sft.body import train_on
@@ -21,9 +22,9 @@ from tasks.stage import StageContext, Stopped, require_inputs
 if TYPE_CHECKING:
     from engines.megatron.ranks.trainer_group import TrainerGroup
 
-_CURVES = ("accuracy", "margin", "chosen_reward", "rejected_reward")
+_CURVES = ("accuracy", "margin", "chosen_reward", "rejected_reward", "error")
 _A_CALL = 64
-"""held-out pairs that are judged at once"""
+"""held-out comparisons that are judged at once"""
 
 
 async def run(spec: RewardSpec, context: StageContext) -> dict[str, float]:
@@ -62,15 +63,14 @@ class RewardRecord(SftRecord):
 
 
 class RewardSupply(PreferenceSupply):
-    """All pairs but those of the rows that are held out; the finished model judges these."""
+    """All comparisons but those of the rows that are held out; the finished model judges these."""
 
     def __init__(self, spec: RewardSpec, context: StageContext) -> None:
         """Raises what `opened_preferences` raises."""
-        settings, found = (
-            spec.settings,
-            opened_preferences(spec.settings.data, context, paired=True),
-        )
-        super().__init__(settings, spec.seed, found, context, paired=True, has_reference=False)
+        settings = spec.settings
+        self._compares: Compares = compares(settings.loss)
+        found = opened_preferences(settings.data, context, self._compares)
+        super().__init__(settings, spec.seed, found, context, has_reference=False)
         rows = sorted(set(found.rows))
         count = min(round(settings.held_out * len(rows)), len(rows) - 1)
         out = set(random.Random(f"{spec.seed}/held-out").sample(rows, count))
@@ -80,19 +80,16 @@ class RewardSupply(PreferenceSupply):
         self._report = HeldOutReport(0, {})
 
     async def finish(self, trainer: TrainerGroup) -> None:
-        """Have the finished model judge the held-out pairs. Raises Stopped."""
-        pairs = [self._comparison(number) for number in self._held_out]
+        """Have the finished model judge what is held out. Raises Stopped."""
+        asked = [self._comparison(number) for number in self._held_out]
         rewards: list[float] = []
-        for start in range(0, len(pairs), _A_CALL):
+        for start in range(0, len(asked), _A_CALL):
             if self._context.stop.requested:
                 raise Stopped("stopped before the end of its own test: it is repeated")
-            asked = [a for pair in pairs[start : start + _A_CALL] for a in pair.answers]
-            rewards += await trainer.rewards(asked)
-            self._context.reporter.progress(start, len(pairs), "held-out pairs judged")
-        gaps = np.array(rewards[0::2]) - np.array(rewards[1::2])
-        margins = [pair.margin for pair in pairs]
-        longer = [len(p.answers[0].tokens) - len(p.answers[1].tokens) for p in pairs]
-        self._report = held_out_report(gaps.tolist(), margins, longer)
+            answers = [a for each in asked[start : start + _A_CALL] for a in each.answers]
+            rewards += await trainer.rewards(answers)
+            self._context.reporter.progress(start, len(asked), "held-out comparisons judged")
+        self._report = report_of(self._compares, asked, rewards)
         for name, text in self._report.files():
             (self._context.out / name).write_text(text)
 

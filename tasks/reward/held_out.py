@@ -14,11 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.algorithms.reward_losses import Compares
+from engines.batching import Comparison
 from infra.store.manifest import StageWarning
 from tasks.reward.spec import HELD_OUT_FILE
 
@@ -58,6 +61,43 @@ class HeldOutReport:
         """What the artifact keeps of it; nothing where no pair was held out."""
         if self.pairs:
             yield HELD_OUT_FILE, json.dumps(_plain(self), indent=1)
+
+
+def report_of(
+    compares: Compares, asked: Sequence[Comparison], rewards: Sequence[float]
+) -> HeldOutReport:
+    """Of comparisons, whose answers have these rewards in turn: each pair of a list counts, and
+    an answer that is good or bad counts as one that is compared with a reward of 0."""
+    gaps, margins, longer = list[float](), list[float](), list[int]()
+    said = iter(rewards)
+    errors, scores = list[float](), list[float]()
+    for each in asked:
+        given = [next(said) for _ in each.answers]
+        if compares == "scores":
+            errors.append(given[0] - each.worth[0])
+            scores.append(each.worth[0])
+        elif compares == "goodness" and each.worth[0] != 0.5:
+            gaps.append(given[0] if each.worth[0] > 0.5 else -given[0])
+            margins.append(0.0)
+            longer.append(0)
+        for better, worse in permutations(range(len(given)), 2):
+            if each.worth[better] > each.worth[worse]:
+                gaps.append(given[better] - given[worse])
+                apart = each.worth[better] - each.worth[worse]
+                margins.append(each.margin if compares == "pairs" else apart)
+                sizes = [len(each.answers[side].tokens) for side in (better, worse)]
+                longer.append(sizes[0] - sizes[1])
+    return _of_scores(errors, scores) if errors else held_out_report(gaps, margins, longer)
+
+
+def _of_scores(errors: Sequence[float], scores: Sequence[float]) -> HeldOutReport:
+    """Mean distance from the scores, and the share of their variance that is explained."""
+    error, score = np.array(errors), np.array(scores)
+    figures = {"held_out_error": float(np.abs(error).mean())}
+    if score.max() > score.min():
+        spread = ((score - score.mean()) ** 2).sum()
+        figures["held_out_explained"] = float(1 - (error**2).sum() / spread)
+    return HeldOutReport(0, figures)
 
 
 def held_out_report(

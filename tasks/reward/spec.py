@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from engines.algorithms.preference_losses import BradleyTerry
+from engines.algorithms.reward_losses import BradleyTerry, RewardLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from tasks.message_files.spec import RowFiles
@@ -21,10 +21,12 @@ HELD_OUT_FILE = "held_out.json"
 class RewardSettings(Config):
     steps: Steps
     batch_size: PerStep = 16
-    """pairs per optimizer step"""
-    loss: BradleyTerry = BradleyTerry()
+    """pairs per optimizer step; or lists, or single answers, as the loss has it"""
+    loss: RewardLoss = BradleyTerry()
+    """how a preference is learned: bradley-terry (pairs), plackett-luce (lists), binary (good and
+    bad answers) or regression (scores), by its name or with settings"""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """share of the rows that are not trained on; the finished model judges their pairs"""
+    """share of the rows that are not trained on; the finished model judges them"""
     data: PreferenceData
     """your own files of preferences: one source, or a list of them"""
     optimizer: Optimizer

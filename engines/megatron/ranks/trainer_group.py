@@ -16,7 +16,8 @@ from engines.megatron.ranks.rank_group import RankGroup, RankLease
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
-    from engines.algorithms.preference_losses import BradleyTerry, PreferenceLoss
+    from engines.algorithms.preference_losses import PreferenceLoss
+    from engines.algorithms.reward_losses import RewardLoss
     from engines.batching import Comparison, TokenSequence
     from engines.step_inputs import StepInputs, TrainedStep, Values
     from engines.weights.transport import PublishReport
@@ -78,7 +79,7 @@ class TrainerGroup(RankGroup):
         return await self._work("answer_logprobs", tokens, sequences)
 
     async def reward_steps(
-        self, loss: BradleyTerry, batches: Sequence[Sequence[Comparison]]
+        self, loss: RewardLoss, batches: Sequence[Sequence[Comparison]]
     ) -> list[dict[str, float]]:
         """The same of a reward model, which is of the role `reward`."""
         return await self._work("reward_steps", _tokens(batches), loss, batches)

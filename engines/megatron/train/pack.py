@@ -42,14 +42,19 @@ class FlatSequences:
     """whether the token is one the loss is taken on; never a sequence's first token"""
     starts: Ints
     lengths: Ints
-    together: int = 1
-    """so many in a row are in one micro-batch, as their loss compares them"""
+    comparison: Ints
+    """of each: those of one number stand in a row, and are in one micro-batch, as their loss
+    compares them"""
 
     @staticmethod
     def of(
-        tokens: Sequence[Values], loss_mask: Sequence[Values], *, together: int = 1
+        tokens: Sequence[Values],
+        loss_mask: Sequence[Values],
+        *,
+        together: Sequence[int] | None = None,
     ) -> FlatSequences:
-        """Raises ValueError for an empty sequence or a mask of another length."""
+        """`together`: how many in a row each comparison has; none: one. Raises ValueError for an
+        empty sequence or a mask of another length."""
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
         masks = np.fromiter(map(len, loss_mask), np.int64, len(loss_mask))
         if lengths.shape != masks.shape or (lengths != masks).any() or (lengths < 1).any():
@@ -58,7 +63,14 @@ class FlatSequences:
         trained = flatten(loss_mask, np.bool_)
         # Nothing predicts a first token.
         trained[starts] = False
-        return FlatSequences(tokens, trained, starts, lengths, together)
+        sizes = np.ones_like(lengths) if together is None else np.array(together, np.int64)
+        comparison = np.repeat(np.arange(len(sizes)), sizes)
+        return FlatSequences(tokens, trained, starts, lengths, comparison)
+
+    def comparisons(self, indices: Ints) -> list[Ints]:
+        """The indices, which have whole comparisons, comparison by comparison."""
+        begins = np.flatnonzero(np.diff(self.comparison[indices], prepend=-1))
+        return np.split(indices, begins[1:]) if len(indices) else []
 
     @property
     def num_trained(self) -> Ints:

@@ -46,7 +46,8 @@ class PreferenceTrainer(SftTrainer):
         self, loss: PreferenceLoss, batch: Sequence[Comparison]
     ) -> dict[str, float]:
         began = Stopwatch.start()
-        flat = _flat([answer for each in batch for answer in each.answers], len(batch[0].answers))
+        sizes = [len(each.answers) for each in batch]
+        flat = _flat([answer for each in batch for answer in each.answers], sizes)
         baseline = self._baseline(batch)
         objective = PreferenceObjective(
             loss,
@@ -102,7 +103,7 @@ class PreferenceObjective:
         return {"temperature": 1.0}
 
     def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
-        return len(indices) // flat.together
+        return len(flat.comparisons(indices))
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         logprobs_R = scores[0]
@@ -148,7 +149,9 @@ class PreferenceObjective:
         )
 
 
-def _flat(sequences: Sequence[TokenSequence], together: int = 1) -> FlatSequences:
+def _flat(
+    sequences: Sequence[TokenSequence], together: Sequence[int] | None = None
+) -> FlatSequences:
     return FlatSequences.of(
         [s.tokens for s in sequences], [s.loss_mask for s in sequences], together=together
     )

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.algorithms.preference_losses import BradleyTerry, bradley_terry
+from engines.algorithms.parts import our_part
+from engines.algorithms.reward_losses import Binary, Judged, Regression, RewardLoss
 from engines.algorithms.sequence_sums import sequence_sums
 from engines.batching import Comparison, TokenSequence
 from engines.megatron.hf.folder import HfWeights, write_head_folder
@@ -26,7 +27,7 @@ from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import FlatSequences, Pack
 from engines.megatron.train.preference_trainer import Doubles
 from engines.megatron.train.stopwatch import Stopwatch
-from engines.megatron.train.training import Training
+from engines.megatron.train.training import StepStats, Training
 
 
 class RewardTrainer(Training):
@@ -59,26 +60,28 @@ class RewardTrainer(Training):
         return np.add.reduceat(self.read(flat, {}).astype(np.float64), flat.starts).tolist()
 
     def reward_steps(
-        self, loss: BradleyTerry, batches: Sequence[Sequence[Comparison]]
+        self, loss: RewardLoss, batches: Sequence[Sequence[Comparison]]
     ) -> list[dict[str, float]]:
         """One optimizer step for each batch, in order; returns the metrics of each."""
         return [self._reward_step(loss, batch) for batch in batches]
 
-    def _reward_step(self, loss: BradleyTerry, batch: Sequence[Comparison]) -> dict[str, float]:
+    def _reward_step(self, loss: RewardLoss, batch: Sequence[Comparison]) -> dict[str, float]:
         began = Stopwatch.start()
-        flat = _flat([answer for each in batch for answer in each.answers], together=2)
-        margins = np.array([each.margin for each in batch], np.float64)
-        objective = RewardObjective(loss, self.layout, margins)
+        sizes = [len(each.answers) for each in batch]
+        flat = _flat([answer for each in batch for answer in each.answers], sizes)
+        objective = RewardObjective(
+            loss,
+            self.layout,
+            np.array([worth for each in batch for worth in each.worth], np.float64),
+            np.array([each.margin for each in batch], np.float64),
+            flat.comparison,
+        )
         stats = self.forward_backward(flat, np.arange(len(flat.lengths)), objective)
         norm = self.update()
-        chosen, rejected = (stats.mean(name, "units") for name in ("chosen", "rejected"))
         return {
             "loss": stats.mean("loss", "units"),
             "grad_norm": norm,
-            "accuracy": stats.mean("right", "units"),
-            "chosen_reward": chosen,
-            "rejected_reward": rejected,
-            "margin": chosen - rejected,
+            **_metrics(loss, stats),
             **self.rates(flat, began),
         }
 
@@ -95,14 +98,20 @@ class RewardTrainer(Training):
 
 @dataclass(frozen=True, slots=True)
 class RewardObjective:
-    """Mean loss over pairs."""
+    """Mean loss over comparisons. Arrays are in the order of the FlatSequences."""
 
-    loss: BradleyTerry
+    loss: RewardLoss
     layout: Layout
+    worth: Doubles
+    """of each answer, as its row says"""
     margins: Doubles
-    """of each pair"""
+    """of each comparison"""
+    comparison: NDArray[np.int64]
+    """of each answer"""
 
-    sums: ClassVar[tuple[str, ...]] = ("loss", "units", "right", "chosen", "rejected")
+    sums: ClassVar[tuple[str, ...]] = (
+        "loss", "units", "right", "error", "good", "good_reward", "bad", "bad_reward",
+    )  # fmt: skip
     peaks: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -110,31 +119,81 @@ class RewardObjective:
         return {}
 
     def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
-        return len(indices) // flat.together
+        return len(flat.comparisons(indices))
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         values_R, cp = scores[0], self.layout.parallel.cp
         peaks = values_R.new_zeros(0, dtype=torch.float64)
         if not pack.num_sequences:
             nothing = values_R.sum()
-            return MicroBatchLoss(nothing, 0, stacked(nothing, 0, 0, 0, 0), peaks)
-        numbers = pack.sequences
-        segment_R = torch.from_numpy(pack.segment_of_row).to(values_R.device)
-        group = self.layout.cp_group if cp > 1 else None
-        rewards_A = sequence_sums(values_R.double(), segment_R, len(numbers), group=group)
-        margins_P = torch.from_numpy(self.margins[numbers[0::2] // 2]).to(values_R.device)
-        compared = bradley_terry(rewards_A, margins_P, self.loss)
+            return MicroBatchLoss(nothing, 0, stacked(nothing, *[0] * (len(self.sums) - 1)), peaks)
+        judged = self._judged(pack, values_R)
+        settings = self.loss.model_dump(exclude={"kind"})
+        found = our_part(self.loss.code)(judged, **settings)
         # Context-parallel ranks share each sequence and come to the same loss: each has its part.
-        total = compared.losses_P.sum()
-        units = len(compared.losses_P)
-        right = compared.is_right_P.sum()
-        sums = stacked(total, units, right, rewards_A[0::2].sum(), rewards_A[1::2].sum()) / cp
+        total = found.losses_P.sum()
+        units = len(found.losses_P)
+        sums = stacked(
+            total,
+            units,
+            found.right_P.sum(),
+            (judged.rewards_A - judged.worth_A).abs().sum(),
+            *(
+                value
+                for are_A in _best_and_worst(self.loss, judged)
+                for value in (are_A.sum(), judged.rewards_A[are_A].sum())
+            ),
+        )
         return MicroBatchLoss(
-            (total / cp).float(), units if self.layout.cp_rank == 0 else 0, sums, peaks
+            (total / cp).float(), units if self.layout.cp_rank == 0 else 0, sums / cp, peaks
+        )
+
+    def _judged(self, pack: Pack, values_R: Tensor) -> Judged:
+        place, numbers = values_R.device, pack.sequences
+        group = self.layout.cp_group if self.layout.parallel.cp > 1 else None
+        segment_R = torch.from_numpy(pack.segment_of_row).to(place)
+        named = self.comparison[numbers]
+        begins = np.diff(named, prepend=-1) != 0
+        return Judged(
+            sequence_sums(values_R.double(), segment_R, len(numbers), group=group),
+            torch.from_numpy(self.worth[numbers]).to(place),
+            torch.from_numpy(np.cumsum(begins) - 1).to(place),
+            torch.from_numpy(self.margins[named[begins]]).to(place),
         )
 
 
-def _flat(sequences: Sequence[TokenSequence], *, together: int = 1) -> FlatSequences:
+def _best_and_worst(loss: RewardLoss, judged: Judged) -> tuple[Tensor, Tensor]:
+    """bool: of each list or pair the best answers and the worst; of single ones the good and the
+    bad; of scores none."""
+    worth_A, comparison_A = judged.worth_A, judged.comparison_A
+    if isinstance(loss, Regression):
+        nothing_A = torch.zeros_like(worth_A).bool()
+        return nothing_A, nothing_A
+    if isinstance(loss, Binary):
+        return worth_A > 0.5, worth_A < 0.5
+    bounds_P = worth_A.new_zeros(len(judged.margins_P))
+    best_P = bounds_P.index_reduce(0, comparison_A, worth_A, "amax", include_self=False)
+    worst_P = bounds_P.index_reduce(0, comparison_A, worth_A, "amin", include_self=False)
+    return worth_A == best_P[comparison_A], worth_A == worst_P[comparison_A]
+
+
+def _metrics(loss: RewardLoss, stats: StepStats) -> dict[str, float]:
+    """Means over comparisons, and over the best and the worst answers, where there are some."""
+    if isinstance(loss, Regression):
+        return {"error": stats.mean("error", "units")}
+    found = {"accuracy": stats.mean("right", "units")}
+    if stats.sums["good"]:
+        found["chosen_reward"] = stats.mean("good_reward", "good")
+    if stats.sums["bad"]:
+        found["rejected_reward"] = stats.mean("bad_reward", "bad")
+    if stats.sums["good"] and stats.sums["bad"]:
+        found["margin"] = found["chosen_reward"] - found["rejected_reward"]
+    return found
+
+
+def _flat(
+    sequences: Sequence[TokenSequence], together: Sequence[int] | None = None
+) -> FlatSequences:
     """With one more token behind each, which nothing sees: the head is read where it would be
     predicted, which is after the last token."""
     return FlatSequences.of(

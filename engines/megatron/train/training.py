@@ -180,16 +180,16 @@ class Training:
 
     def _plan(self, flat: FlatSequences, indices: NDArray[np.int64]) -> list[list[int]]:
         """The sequences of each of this rank's micro-batches."""
-        parallel = self.layout.parallel
-        rows = indices.reshape(-1, flat.together)
+        rows, flops = flat.comparisons(indices), self._flops(flat)
         plan = plan_micro_batches(
-            flat.lengths[rows].sum(1).tolist(),
+            [int(flat.lengths[row].sum()) for row in rows],
             # Context parallelism shares each pack, so that a rank holds this many tokens of it.
-            self.spec.most_tokens * parallel.cp,
-            parallel.dp,
-            self._flops(flat)[rows].sum(1).tolist(),
+            self.spec.most_tokens * self.layout.parallel.cp,
+            self.layout.parallel.dp,
+            [float(flops[row].sum()) for row in rows],
         )
-        return [rows[part].ravel().tolist() for part in plan[self.layout.dp_rank]]
+        parts = plan[self.layout.dp_rank]
+        return [[number for at in part for number in rows[at].tolist()] for part in parts]
 
     def own_part(
         self, flat: FlatSequences, mini_batches: Sequence[NDArray[np.int64]]

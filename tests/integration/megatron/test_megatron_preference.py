@@ -11,7 +11,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from engines.algorithms.preference_losses import BradleyTerry, PreferenceLoss
+from engines.algorithms.preference_losses import PreferenceLoss
+from engines.algorithms.reward_losses import BradleyTerry, PlackettLuce, Regression
 from engines.batching import Comparison, TokenSequence
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from tests.integration.megatron.megatron_models import make_model, sequences
@@ -91,7 +92,7 @@ def test_every_layout_and_packing_learns_the_same(
 def learn_rewards(trainer: Any, steps: int) -> dict[str, Any]:
     answers = sequences(LENGTHS, 3)
     pairs = range(0, len(answers), 2)
-    batch = [Comparison(answers[at : at + 2], margin=0.1 * at) for at in pairs]
+    batch = [Comparison(answers[at : at + 2], margin=0.1 * at, worth=[1, 0]) for at in pairs]
     metrics = [trainer.reward_steps(BradleyTerry(), [batch])[0] for _ in range(steps)]
     weights = {n: t.detach().cpu().numpy().copy() for n, t in trainer.hf_tensors()}
     return {"rewards": trainer.rewards(answers), "metrics": metrics, "weights": weights}
@@ -129,6 +130,33 @@ def test_every_layout_and_packing_learns_the_same_rewards(
             assert mine[metric] == pytest.approx(theirs[metric], rel=2e-4, abs=2e-5), metric
     worst = max(float(np.abs(w - there["weights"][n]).max()) for n, w in here["weights"].items())
     assert worst < 2e-4
+
+
+def learn_lists_and_scores(trainer: Any) -> list[dict[str, float]]:
+    """Lists of three, four and one pair's answers; then each answer by itself."""
+    answers = sequences(LENGTHS, 3)[:8]
+    parts = [answers[:3], answers[3:7], [answers[7], answers[0]]]
+    lists = [Comparison(each, worth=[float(n) for n in range(len(each))]) for each in parts]
+    alone = [Comparison([answer], worth=[at / 4]) for at, answer in enumerate(answers)]
+    return [
+        *(trainer.reward_steps(PlackettLuce(kind="plackett-luce"), [lists])[0] for _ in range(2)),
+        *(trainer.reward_steps(Regression(kind="regression"), [alone])[0] for _ in range(2)),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["cp2", "dp2"])
+def test_lists_of_several_lengths_and_scores_are_learned_alike_in_layouts(
+    layout: str, ranks: Ranks, model: tuple[Path, Any]
+) -> None:
+    alone = ranks.run(learn_lists_and_scores, reward_args(model[0], Parallel(), tokens=4096))
+    here = ranks.run(learn_lists_and_scores, reward_args(model[0], LAYOUTS[layout]))
+    # Of equal rewards each order of k answers has the probability 1 / k!.
+    assert alone[0]["loss"] == pytest.approx(np.log([6, 24, 2]).mean(), rel=1e-6)
+    assert alone[1]["loss"] < alone[0]["loss"]
+    assert alone[3]["loss"] < alone[2]["loss"]
+    for mine, theirs in zip(here, alone, strict=True):
+        for metric in theirs.keys() & {"loss", "grad_norm", "margin", "error"}:
+            assert mine[metric] == pytest.approx(theirs[metric], rel=2e-4, abs=2e-5), metric
 
 
 def test_an_exported_reward_model_is_a_classifier_of_the_last_token(

@@ -94,11 +94,15 @@ OF_PREFERENCES = {
     "orpo_loss",
     "simpo_loss",
     "bradley_terry",
+    "plackett_luce",
+    "binary",
+    "regression",
+    "compares",
     "loss_function",
     "is_paired",
     "has_reference",
 }
-"""losses of pairs and verdicts, which are no part of RL: `test_preference_losses.py` and
+"""losses of pairs, lists and verdicts, which are no part of RL: `test_preference_losses.py` and
 `test_trl_preferences.py` prove them"""
 NO_ESTIMATORS = {
     "composed",

@@ -133,6 +133,36 @@ def test_an_answer_with_a_verdict(row: dict[str, Any]):
     assert (found.pairs, found.is_good) == ((), True)
 
 
+@pytest.mark.parametrize(
+    ("row", "worth", "has_scores"),
+    [
+        ({"prompt": "Hi", "chosen": "a", "rejected": "b"}, (1, 0), False),
+        (
+            {
+                "prompt": "Hi", "chosen": "a", "rejected": "b",
+                "score_chosen": 9, "score_rejected": 4,
+            },
+            (9, 4), True,
+        ),
+        ({"prompt": "Hi", "answers": ["a", "b", "c"], "ranks": [2, 1, 2]}, (-2, -1, -2), False),
+        ({"prompt": "Hi", "answers": ["a", "b"], "scores": [0.5, 3]}, (0.5, 3), True),
+        ({"prompt": "Hi", "completion": "a", "label": False}, (0,), True),
+        ({"prompt": "Hi", "completion": "a", "score": "3.5"}, (3.5,), True),
+        ({"messages": [ASK, BACK], "stars": 4, "columns": "score=stars"}, (4,), True),
+    ],
+)  # fmt: skip
+def test_what_each_answer_is_worth(row: dict[str, Any], worth: Any, has_scores: bool):
+    name, _, column = row.pop("columns", "").partition("=")
+    found = read(row, **({name: column} if name else {}))
+    assert (found.worth, found.has_scores) == (worth, has_scores)
+
+
+@pytest.mark.parametrize("score", ["good", None, True])
+def test_a_score_is_a_number(score: Any):
+    with pytest.raises(BadRow, match=r"stars: .* is no number"):
+        read({"prompt": "Hi", "completion": "a", "stars": score}, score="stars")
+
+
 def test_only_the_last_answer_has_the_verdict():
     found = read({"messages": [ASK, BACK, ASK, BAD], "label": False})
     assert found.answers[0].untrained == {1}

@@ -7,8 +7,12 @@ import math
 
 import pytest
 
+from curricula.rows.pairs import Judged
+from engines.algorithms.reward_losses import Compares
+from engines.batching import Comparison, TokenSequence
 from tasks.preference.body import learned
-from tasks.reward.held_out import PairGroup, held_out_report, held_out_warnings
+from tasks.preference.preference_data import row_fault
+from tasks.reward.held_out import PairGroup, held_out_report, held_out_warnings, report_of
 
 pytestmark = pytest.mark.unit
 
@@ -56,6 +60,57 @@ def test_groups_without_a_pair_have_no_accuracy() -> None:
     assert not list(held_out_warnings(nothing))
     alone = held_out_report([1e3], [0.0], [0])
     assert alone.figures == {"held_out_accuracy": 1.0, "calibration_error": 0.0}
+
+
+def of_sizes(worth: list[float], sizes: list[int], margin: float = 0.0) -> Comparison:
+    answers = [TokenSequence([1] * size, [1] * size) for size in sizes]
+    return Comparison(answers, margin=margin, worth=worth)
+
+
+def test_lists_good_answers_and_scores_are_reported() -> None:
+    lists = [of_sizes([1, 3, 1], [4, 6, 5]), of_sizes([1, 0], [3, 3])]
+    # pairs: 2.0 - 1.0 and 2.0 - 2.5 of the first, 0.3 of the second
+    found = report_of("lists", lists, [1.0, 2.0, 2.5, 0.3, 0.0])
+    assert found == held_out_report([1.0, -0.5, 0.3], [2.0, 2.0, 1.0], [2, 1, 0])
+    pair = report_of("pairs", [of_sizes([1, 0], [3, 5], margin=0.4)], [1.0, 0.0])
+    assert pair == held_out_report([1.0], [0.4], [-2])
+    good = [of_sizes([worth], [3]) for worth in (1.0, 0.0, 0.5, 0.2)]
+    alone = report_of("goodness", good, [2.0, 1.0, 9.0, -3.0])
+    assert alone == held_out_report([2.0, -1.0, 3.0], [0.0] * 3, [0] * 3)
+    # errors 0.5, -1, 0.5 of the scores 1, 3, 5, whose squared distances from 3 are 4, 0, 4
+    scores = [of_sizes([worth], [3]) for worth in (1.0, 3.0, 5.0)]
+    numbers = report_of("scores", scores, [1.5, 2.0, 5.5])
+    assert numbers.figures == pytest.approx(
+        {"held_out_error": 2 / 3, "held_out_explained": 1 - 1.5 / 8}
+    )
+    assert not list(numbers.files())
+
+
+ROWS: dict[str, Judged] = {
+    "pair": Judged((), ((0, 1, 0.0),), worth=(1.0, 0.0)),
+    "ranks": Judged((), ((0, 1, 0.0),), worth=(-1.0, -2.0, -2.0)),
+    "scores": Judged((), ((0, 1, 3.0),), worth=(7.0, 4.0), has_scores=True),
+    "verdict": Judged((), (), True, (1.0,), has_scores=True),
+    "score": Judged((), (), None, (7.0,), has_scores=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("compares", "taken", "said"),
+    [
+        ("pairs", {"pair", "ranks", "scores"}, {"verdict": "`kto` and `binary`"}),
+        ("lists", {"pair", "ranks", "scores"}, {"score": "which `regression` learns"}),
+        ("verdicts", {"pair", "ranks", "scores", "verdict"}, {"score": "`label`, true or false"}),
+        ("goodness", {"pair", "verdict"}, {"ranks": "not from 0 to 1"}),
+        ("scores", {"scores", "verdict", "score"}, {"pair": "no score of each"}),
+    ],
+)
+def test_a_row_that_a_loss_cannot_learn_is_refused(
+    compares: Compares, taken: set[str], said: dict[str, str]
+) -> None:
+    faults = {name: row_fault(row, compares) for name, row in ROWS.items()}
+    assert {name for name, fault in faults.items() if not fault} == taken
+    assert all(part in faults[name] for name, part in said.items())
 
 
 def test_a_model_that_is_too_sure_is_told() -> None:

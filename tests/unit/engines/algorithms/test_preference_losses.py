@@ -11,9 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engines.algorithms.preference_losses import (
     Answers,
-    BradleyTerry,
     PreferenceLoss,
-    bradley_terry,
     has_reference,
     is_paired,
     loss_function,
@@ -83,18 +81,6 @@ def test_kto_judges_each_answer_against_the_baseline() -> None:
     good, bad, wrong = 1 - sigmoid(0.5 * (2 - 1)), 1 - sigmoid(0.5 * (1 + 1)), sigmoid(0.5)
     assert found.losses_P.tolist() == pytest.approx([good, 2 * bad, 2 * wrong], abs=1e-9)
     assert found.is_right_P.tolist() == [True, True, False]
-
-
-def test_a_reward_model_s_loss_has_margin_and_centre() -> None:
-    rewards = torch.tensor([2.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    margins = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    found = bradley_terry(rewards, margins, BradleyTerry())
-    first = -math.log(sigmoid(1 - 0.5)) + 0.01 * 3**2
-    second = -math.log(sigmoid(-2 - 0.5))
-    assert found.losses_P.tolist() == pytest.approx([first, second], abs=1e-12)
-    assert found.is_right_P.tolist() == [True, False]
-    plain = bradley_terry(rewards, margins, BradleyTerry(margins=False, centring=0))
-    assert float(plain.losses_P[0]) == pytest.approx(-math.log(sigmoid(1)), abs=1e-12)
 
 
 LOSSES: list[Any] = [

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from infra.data_files.kinds import suffix_of
-from infra.data_files.rows import BYTE_ORDER_MARK, MOST_ROW, Chunk, Rows, lines_of, row_of
+from infra.data_files.rows import (
+    BYTE_ORDER_MARK,
+    MOST_ROW,
+    Chunk,
+    Rows,
+    lines_of,
+    require_names,
+    row_of,
+)
 from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import json_fault
@@ -132,8 +140,7 @@ def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
     if not cells:
         raise InputError(f"files: {name} is empty; the first row of CSV names the columns")
     names = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]
-    if twice := [each for at, each in enumerate(names) if each in names[:at]]:
-        raise InputError(f"files: {name}: two columns have one name, {twice[0]!r}; rename one")
+    require_names(names, name)
     return _Header(names, delimiter, is_padded), _Record(lines.line, lines.at, lines.at, [], "")
 
 

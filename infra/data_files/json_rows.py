@@ -143,7 +143,8 @@ def _line_chunks(number: int, file: BinaryIO, size: int) -> Iterator[Chunk]:
         if not text.endswith(b"\n"):
             text += next(lines_of(file), b"")
         num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
-        rows = sum(not _is_empty(each) for each in _lines(text, is_start=at == 0))
+        is_blank = text.isspace()  # quick, whatever the number of its lines
+        rows = 0 if is_blank else sum(not _is_empty(x) for x in _lines(text, is_start=at == 0))
         if rows:
             yield Chunk(number, at, len(text), line, rows)
         at, line = at + len(text), line + num_lines

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
 from infra.data_files.tally import BadRow, Reason
+from infra.errors import InputError
 from infra.json_text import json_fault
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -14,13 +16,27 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_ROW = 64 << 20
 """bytes of a line or an element; a small compressed file may hold one that fills the memory, and in
 CSV it is a quote that nobody closed"""
+MOST_EMPTY = 1 << 20
+"""empty lines that follow one another; a small compressed file may hold hours of them"""
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """As the file itself gives them. Raises ValueError for one that is too long."""
+    """Lines as the file itself gives them. Raises ValueError for one that is too long, and for more
+    than a million empty ones in a row."""
+    empty = 0
     while line := file.readline(MOST_ROW + 1):
         require_size(len(line))
+        empty = empty + 1 if line in (b"\n", b"\r\n") else 0
+        if empty > MOST_EMPTY:
+            raise ValueError("more than a million lines in a row are empty")
         yield line
+
+
+def require_names(names: Sequence[str], file: str) -> None:
+    """Raises InputError for two columns of one name."""
+    repeated = next((name for name, count in Counter(names).items() if count > 1), None)
+    if repeated is not None:
+        raise InputError(f"files: {file}: two columns have one name, {repeated!r}; rename one")
 
 
 def require_size(num_bytes: int) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from infra.data_files.rows import Chunk, Rows, row_of, without_nulls
+from infra.data_files.rows import Chunk, Rows, require_names, row_of, without_nulls
 from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import DuplicateKey, json_fault, parse_json
@@ -67,7 +67,7 @@ class ParquetFile:
         opened = _parquet(path, name)
         self._metadata = opened.metadata
         """parsed once: that of many row groups takes longer to read than one of them"""
-        _require_names(opened.schema_arrow, name)
+        require_names(opened.schema_arrow.names, name)
 
     def chunks(self, number: int, size: int) -> Iterator[Chunk]:
         metadata, first = self._metadata, 1
@@ -97,7 +97,7 @@ class ArrowFile:
         first = 1
         with pa.memory_map(str(self._path)) as mapped:
             stream = _arrow_stream(mapped, self._name)
-            _require_names(stream.schema, self._name)
+            require_names(stream.schema.names, self._name)
             start = mapped.tell()
             for batch in stream:
                 if batch.num_rows:
@@ -118,7 +118,7 @@ def first_parquet(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
     import pyarrow as pa
 
     parquet = _parquet(opened, name)
-    _require_names(parquet.schema_arrow, name)
+    require_names(parquet.schema_arrow.names, name)
     batches = list(islice(parquet.iter_batches(batch_size=most), 1))
     table = pa.Table.from_batches(batches, schema=parquet.schema_arrow)
     return TableRows(table, 1), parquet.metadata.num_rows <= most
@@ -128,7 +128,7 @@ def first_arrow(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
     import pyarrow as pa
 
     stream = _arrow_stream(opened, name)
-    _require_names(stream.schema, name)
+    require_names(stream.schema.names, name)
     batches: list[Any] = []
     for batch in stream:
         batches.append(batch)
@@ -155,13 +155,6 @@ def _parquet(source: Any, name: str = "") -> Any:
         return pq.ParquetFile(source)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"files: {name or source} is no Parquet file: {error}") from error
-
-
-def _require_names(schema: Any, name: str) -> None:
-    """Raises InputError for two columns of one name."""
-    names: list[str] = schema.names
-    if twice := [each for at, each in enumerate(names) if each in names[:at]]:
-        raise InputError(f"files: {name}: two columns have one name, {twice[0]!r}; rename one")
 
 
 def _is_typed(kind: Any) -> bool:

@@ -22,6 +22,7 @@ import pytest
 from infra.data_files import chunks, json_rows
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files
+from infra.data_files.rows import MOST_EMPTY
 from infra.data_files.tally import BadRow
 from infra.errors import InputError, StorageError
 
@@ -193,6 +194,15 @@ def test_elements_of_an_array_are_bad_one_by_one(tmp_path: Path):
     assert bad(b"[1]\n[2]\n", "b.jsonl", tmp_path) == [(n, "is no JSON object") for n in (1, 2)]
 
 
+def test_lines_without_an_end_are_not_read_to_see_the_first_rows(tmp_path: Path) -> None:
+    """300 KB that stand for 300 MB; who reads the whole file is quick with empty lines."""
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"\n" * (MOST_EMPTY + 1) + b'{"a": 1}\n'))
+    found = find_files([str(tmp_path / "a.jsonl.gz")])
+    with pytest.raises(InputError, match="more than a million lines in a row are empty"):
+        first_rows(found[0], 10)
+    assert LocalFiles(found, tmp_path / "scratch").num_rows == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -203,6 +213,8 @@ def test_elements_of_an_array_are_bad_one_by_one(tmp_path: Path):
         ("a.json", b'[{"a": 1}]]', "byte 10: something follows the array"),
         ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', "line 3: a quote opens here that nothing closes"),
         ("a.csv", b"a,b,a\n1,2,3\n", "two columns have one name, 'a'"),
+        ("a.csv", b",".join(b"c%d" % n for n in range(50_000)) + b",c7\n1\n", "one name, 'c7'"),
+        ("a.csv", b"a\n" + b"\n" * (MOST_EMPTY + 1) + b"1\n", "a million lines in a row are empty"),
         ("a.csv", b"", "is empty; the first row of CSV names the columns"),
         ("a.jsonl", parquet(ROWS), r"is Parquet; name it .parquet\. Read are .jsonl"),
         ("a.csv", gzip.compress(b"a\n", mtime=0), "is compressed by gzip"),

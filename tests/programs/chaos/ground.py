@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import random
 import shutil
@@ -66,7 +67,7 @@ class Ground:
         self._references = references or home / "references"
         self._signals.mkdir()
         self._env = os.environ | {"RAY_ADDRESS": address}
-        self._hit_at = 0.0
+        self._hit_at = math.inf
         self.left: list[str] = []
         """temporary files and shared memory that are left once it is closed"""
 
@@ -111,7 +112,7 @@ class Ground:
     def run(self, cell: Cell, delay: float) -> End:
         """Disturb a run of the stage that is hit and those after it; the others are cached."""
         reference = self.reference(cell.how.scenario)
-        began = time.monotonic()
+        began, self._hit_at = time.monotonic(), math.inf
         name = cell.name.replace(" ", "-")
         store = self._copy(cell, name, reference)
         with Progress(store, cell.how.stage) as progress:

@@ -59,7 +59,7 @@ def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
         assert (tab.clicks, tab.filled) == (4, 1)
 
     flow_run = page.newest()["id"]
-    until(lambda: bool(machine.runs(small)), 120)
+    until(lambda: bool(machine.runs(small)), 300)
     (run,) = machine.runs(small)
     assert machine.recorded(run, "recipe.json")["recipe"]["seed"] == 1
     started = page.flow_run(flow_run)
@@ -67,7 +67,8 @@ def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
     assert {small, "seed 1"} <= set(started["tags"])
     # What the page says of a run that ended well: `test_smoke.py`.
     page.set_state(flow_run, type="CANCELLING")
-    assert page.ended(flow_run, 90)[0] == "CANCELLED"
+    kind, message = page.ended(flow_run, 300)
+    assert kind == "CANCELLED", message
 
     with sound_tab() as tab:
         tab.open(page.link(f"runs/flow-run/{flow_run}"))

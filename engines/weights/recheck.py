@@ -16,7 +16,7 @@ from engines.weights.ranks import Ranks
 from engines.weights.transport import PublishReport, Target, server_weights
 from engines.weights.weight_stream import Send, stream
 from infra.errors import EngineError
-from infra.stack.variables import CHECK_WEIGHTS, is_on
+from infra.processes.variables import CHECK_WEIGHTS, is_on
 
 if TYPE_CHECKING:
     from torch import Tensor

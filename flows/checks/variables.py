@@ -17,8 +17,8 @@ from infra.access import (
 )
 from infra.errors import InputError
 from infra.home import home
+from infra.processes.variables import CHECK_WEIGHTS, is_on
 from infra.stack import database, flow_jobs, services, stack_ports
-from infra.stack.variables import CHECK_WEIGHTS, is_on
 from infra.store import evicted
 
 _READ: Mapping[str, Callable[[], object]] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import InputError
-from infra.stack.variables import is_on
+from infra.processes.variables import is_on
 
 TEMPLATE_VARIABLE = "TRIBUTARY_JOB_TEMPLATE"
 """the base job template, a JSON file, that `up` gives the work pool"""

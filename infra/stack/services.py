@@ -17,11 +17,11 @@ from infra.guard import strangers_at
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE
 from infra.processes.network import unusable
+from infra.processes.variables import CHECK_WEIGHTS
 from infra.secret_references import environment_without_secrets, with_secrets_of_the_store
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.prefect_server import HEARTBEAT_SECONDS
 from infra.stack.record import WORK_POOL, Stack
-from infra.stack.variables import CHECK_WEIGHTS
 from infra.store.evicted import LIMIT_VARIABLE
 from infra.tracking.server_app import APP
 

@@ -9,10 +9,10 @@ import pytest
 
 from flows.checks.variables import require_variables
 from infra.errors import InputError
+from infra.processes.variables import CHECK_WEIGHTS
 from infra.stack.record import Stack
 from infra.stack.services import service_env
 from infra.stack.stack_ports import PARTS
-from infra.stack.variables import CHECK_WEIGHTS
 
 pytestmark = pytest.mark.unit
 

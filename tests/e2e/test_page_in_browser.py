@@ -62,9 +62,8 @@ def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
     until(lambda: bool(machine.runs(small)), 300)
     (run,) = machine.runs(small)
     assert machine.recorded(run, "recipe.json")["recipe"]["seed"] == 1
-    started = page.flow_run(flow_run)
-    assert started["name"] == f"{small} seed 1"
-    assert {small, "seed 1"} <= set(started["tags"])
+    until(lambda: page.flow_run(flow_run)["name"] == f"{small} seed 1", 60)
+    assert {small, "seed 1"} <= set(page.flow_run(flow_run)["tags"])
     # What the page says of a run that ended well: `test_smoke.py`.
     page.set_state(flow_run, type="CANCELLING")
     kind, message = page.ended(flow_run, 300)

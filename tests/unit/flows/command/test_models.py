@@ -317,7 +317,12 @@ def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path
     options = {"prompt": "{answer}", "pattern": "([0-9])"}
     models = {"own": "/data/me/judge", "hub": "hf:org/judge", "made": "own-sft"}
     judges = [
-        {"name": "judge", "options": options, "served": {"model": model, "role": role}}
+        {
+            "name": "judge",
+            "label": role,
+            "options": options,
+            "served": {"model": model, "role": role},
+        }
         for role, model in models.items()
     ]
     domain = {

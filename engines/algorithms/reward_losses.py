@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the model and the data say of a micro-batch's answers."""
+    """A micro-batch's answers, with what the model and the data say of each."""
 
     rewards_A: Tensor
     worth_A: Tensor
@@ -32,6 +32,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class RewardLosses:
+    """The loss of each comparison, and whether the model already judges it as the data do."""
+
     losses_P: Tensor
     right_P: Tensor
     """0 to 1: whether the rewards say what the data say; of a list, in how many of its pairs"""
@@ -162,7 +164,7 @@ row; an answer and how good it is, from 0 to 1; an answer and its score"""
 
 
 def compares(loss: Choice) -> Compares:
-    """What a reward model's loss learns from."""
+    """The kind of comparison that a reward model's loss learns from."""
     match loss:
         case PlackettLuce():
             return "lists"

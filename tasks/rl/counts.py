@@ -122,10 +122,9 @@ def warnings_of(
     needs: Collection[Need],
     domains: Collection[str] = (),
 ) -> list[StageWarning]:
-    """`filtered`: groups that were dropped, by reason; `needs`: of the advantage; `domains`: those
-    of the stage. Raises
-    TrainingStopped where nothing was trained, unless the policy solved its problems from the
-    beginning."""
+    """Warnings of a finished stage. `filtered`: groups that were dropped, by reason; `needs`: of
+    the advantage; `domains`: of the stage. Raises TrainingStopped where nothing was trained, unless
+    the policy solved its problems from the beginning."""
     if not updates.made and not verdicts.is_solved:
         raise TrainingStopped(
             f"nothing was trained: none of {updates.skipped} steps made an update, as"

@@ -63,19 +63,26 @@ class Part:
 
 
 PARTS = (
+    Part("host.facts", 45, needs_gpu=True),
     Part("parity.measure", 90),
     Part("kernels.packed_attention", 45),
     Part("kernels.fused_kernels", 90),
     Part("training.low_precision"),
-    Part("training.agreement", 90, packages=("transformers",)),
+    Part("agreement.agreement", 90, packages=("transformers",)),
     Part("device_memory.publish", 45, needs_gpu=True),
     Part("publishing.publishes", 60),
+    Part("publishing.broadcasts", 45),
+    Part("host.memory_saver", 30, needs_gpu=True, packages=("torch_memory_saver",)),
     Part("training.sleeping", 45),
     Part("training.speed", 90),
+    Part("training.wide_speed", 90, needs_gpu=True),
     Part("training.memory", 60),
+    Part("agreement.learning_curves", 60),
+    Part("agreement.rounding", 60, packages=("transformers",)),
     Part("kernels.fused_loss", 45),
     Part("training.saving"),
     Part("training.scoring", 45),
+    Part("publishing.host_memory", 45),
     Part("training.recomputation", 90),
     Part(
         "whole_recipe.recipe", 300, needs_gpu=True, packages=("ray", "sglang", "prefect", "mlflow")

@@ -18,7 +18,7 @@ from engines.types import Sample, Status
 from infra.cuda import has_cuda
 from tests.parts.sample_parts import sample_of
 from tests.programs.bench.rows import Row
-from tests.programs.gpu.random_model import SHALLOW, TINY, write_random_model
+from tests.programs.gpu.random_model import SHALLOW, TINY, random_model
 from tests.programs.gpu.settings import sequences, trainer
 
 GROUP = 4
@@ -31,10 +31,10 @@ def measure() -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="tr-") as name:
         folder = Path(name)
         size = SHALLOW if has_cuda() else TINY
-        write_random_model(folder / "model", size)
+        model = str(random_model(size))
         hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         for where, environment in (("cpu", hidden), ("device", dict(os.environ))):
-            command = [sys.executable, "-m", __spec__.name, str(folder), where]
+            command = [sys.executable, "-m", __spec__.name, model, str(folder), where]
             subprocess.run(command, env=environment, check=True, timeout=RUN_S)
         cpu, gpu = (np.load(folder / f"{where}.npz") for where in ("cpu", "device"))
     note = f"Qwen3 {size.name}, random weights, {COUNT} sequences, fp32 without TF32"
@@ -48,11 +48,11 @@ def measure() -> list[Row]:
     return rows
 
 
-def _record(folder: Path, where: str) -> None:
+def _record(model: Path, folder: Path, where: str) -> None:
     """Score, one step of RL, two of SFT; what came out, as an npz."""
     import torch
 
-    with trainer(folder / "model", "fp32") as trained:
+    with trainer(model, "fp32") as trained:
         vocab = trained.shape.vocab
         drawn = sequences(vocab, COUNT, LONGEST)
         scored = trained.logprobs([s.tokens for s in drawn])
@@ -98,4 +98,4 @@ def samples_of(drawn: Sequence[TokenSequence], logprobs: np.ndarray) -> list[Sam
 
 
 if __name__ == "__main__":
-    _record(Path(sys.argv[1]), sys.argv[2])
+    _record(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

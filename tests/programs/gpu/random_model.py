@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,6 @@ from safetensors.torch import save_file
 
 from engines.families.common.registry import model_shape
 from engines.families.common.tensors import SINGLE
-
-_SPREAD = 0.02
-"""of the weights, as transformers draws them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,8 @@ class Size:
     head_dim: int
     ffn: int
     vocab: int
+    spread: float = 0.02
+    """of the weights, as transformers draws them"""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -58,6 +58,21 @@ SMALL = Size("0.6B", 1_024, 28, 16, 8, 128, 3_072, 151_936)
 """Qwen3-0.6B"""
 
 
+WIDE = Size("8B with 4 layers", 4_096, 4, 32, 8, 128, 12_288, 151_936)
+"""layers as wide as Qwen3-8B's, as many as one GPU trains without anything to save memory"""
+_MODELS = Path("build/gpu-models")
+
+
+def random_model(size: Size) -> Path:
+    """A folder that is written once and kept for the parts that follow."""
+    folder = _MODELS / size.name.replace(" ", "-")
+    if not folder.exists():
+        begun = folder.with_name(f"{folder.name}.{os.getpid()}")
+        write_random_model(begun, size)
+        begun.rename(folder)
+    return folder
+
+
 def write_random_model(folder: Path, size: Size) -> Path:
     """The same bits in every call."""
     folder.mkdir(parents=True)
@@ -65,12 +80,13 @@ def write_random_model(folder: Path, size: Size) -> Path:
     shape = model_shape(size.config)
     draw = torch.Generator().manual_seed(0)
     tensors = {
-        tensor.name: _drawn(tensor.size(shape.axes), draw) for tensor in shape.expected_tensors()
+        tensor.name: _drawn(tensor.size(shape.axes), size.spread, draw)
+        for tensor in shape.expected_tensors()
     }
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     return folder
 
 
-def _drawn(size: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
+def _drawn(size: tuple[int, ...], spread: float, draw: torch.Generator) -> torch.Tensor:
     values = torch.randn(size, generator=draw)
-    return 1 + _SPREAD * values if len(size) == 1 else _SPREAD * values
+    return 1 + spread * values if len(size) == 1 else spread * values

@@ -16,7 +16,7 @@ from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from infra.cuda import has_cuda
 from tests.programs.gpu.random_model import SMALL, TINY, Size
 
-SLOW = Optimizer(lr=1e-6)
+SLOW_LR = 1e-6
 """so that the last of several steps works on much the same numbers as the first"""
 
 
@@ -26,12 +26,15 @@ def size_here() -> Size:
 
 @contextmanager
 def trainer(
-    model: Path, precision: Literal["fp32", "bf16"], megatron: dict[str, Any] | None = None
+    model: Path,
+    precision: Literal["fp32", "bf16"],
+    megatron: dict[str, Any] | None = None,
+    lr: float = SLOW_LR,
 ) -> Generator[RlTrainer]:
     """The only rank of a model, on this host's device."""
     settings = TrainerSettings(precision=precision, megatron=megatron or {})
     with one_rank():
-        yield RlTrainer(settings, SLOW, Parallel(), model, 0, 1_000_000)
+        yield RlTrainer(settings, Optimizer(lr=lr), Parallel(), model, 0, 1_000_000)
 
 
 def sequences(vocab: int, count: int, longest: int, seed: int = 0) -> list[TokenSequence]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from engines.megatron.train.pack import FlatSequences
 from infra.cuda import has_cuda
 from tests.programs.bench.process_memory import process_memory
 from tests.programs.bench.rows import Row
-from tests.programs.gpu.random_model import Size, write_random_model
+from tests.programs.gpu.random_model import WIDE, Size, random_model
 from tests.programs.gpu.settings import sequences, size_here, trainer
 
 STEPS = 6
@@ -33,16 +32,27 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
-KERNELS = Path("build/gpu-kernels.txt")
+BUILD = Path("build")
 GB = 1e9
 
 
 def speed() -> list[Row]:
     """Steps of supervised training in bf16 (fp32 on a CPU); the first two warm up."""
-    with _model() as (size, model), trainer(model, _fast()) as trained:
-        _reset_peak()
+    return _speed(size_here())
+
+
+def wide_speed() -> list[Row]:
+    """The same of layers as wide as an 8B model's."""
+    return _speed(WIDE)
+
+
+def _speed(size: Size) -> list[Row]:
+    with trainer(random_model(size), _fast()) as trained:
         batches = [sequences(size.vocab, *_load(), seed=n) for n in range(STEPS + 2)]
-        steps = trained.sft_steps(batches)[2:]
+        trained.sft_steps(batches[:2])
+        _reset_peak()
+        steps = trained.sft_steps(batches[2:])
+        peak = _peak()
         tokens = statistics.mean(step["tokens"] for step in steps)
         note = f"Qwen3 {size.name}, {_fast()}, {tokens:.0f} tokens a step"
 
@@ -54,27 +64,19 @@ def speed() -> list[Row]:
             Row("MFU of the measured peak", median("mfu"), "ratio", note=note),
         ]
         if "mfu_stated" in steps[0]:
-            rows.append(
-                Row("MFU of the data sheet's peak", median("mfu_stated"), "ratio", note=note)
-            )
-        rows.append(Row("peak memory of a step", _peak() / GB, "GB", note=note))
+            stated = median("mfu_stated")
+            rows.append(Row("MFU of the data sheet's peak", stated, "ratio", note=note))
+        rows.append(Row("peak memory of a step", peak / GB, "GB", note=note))
         if has_cuda():
-            share = _share_of_slow_products(lambda: trained.sft_steps([batches[0]]))
-            rows.append(
-                Row(
-                    "products that cuBLAS has no fast kernel for",
-                    share,
-                    "of the time",
-                    0.02,
-                    True,
-                    KERNELS.name,
-                )
-            )
+            kernels = BUILD / f"gpu-kernels-{size.name.replace(' ', '-')}.txt"
+            slow = _share_of_slow_products(lambda: trained.sft_steps([batches[2]]), kernels)
+            what = "products that cuBLAS has no fast kernel for"
+            rows.append(Row(what, slow, "of the time", 0.02, True, kernels.name))
         return rows
 
 
-def _share_of_slow_products(work: Callable[[], Any]) -> float:
-    """Of the device's time; each kernel's goes to `KERNELS`.
+def _share_of_slow_products(work: Callable[[], Any], table: Path) -> float:
+    """Of the device's time; each kernel's goes to `table`.
 
     Rows that begin at no multiple of 16 bytes make cuBLAS fall back to kernels for earlier chips,
     which say so in their names.
@@ -84,7 +86,7 @@ def _share_of_slow_products(work: Callable[[], Any]) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         work()
     found = profiled.key_averages()
-    KERNELS.write_text(found.table(sort_by="self_device_time_total", row_limit=40))
+    table.write_text(found.table(sort_by="self_device_time_total", row_limit=40))
     times = {event.key: event.self_device_time_total for event in found}
     slow = sum(time for name, time in times.items() if re.search(r"gemm.*_align[124]\b", name))
     return slow / sum(times.values())
@@ -92,46 +94,18 @@ def _share_of_slow_products(work: Callable[[], Any]) -> float:
 
 def low_precision() -> list[Row]:
     """bf16 against fp32 on this device, on the tokens of long-tailed sequences."""
-    with _model() as (size, model):
-        drawn = sequences(size.vocab, 16, 384)
-        found: list[np.ndarray] = []
-        for precision in ("fp32", "bf16"):
-            with trainer(model, precision) as trained:
-                scored = trained.logprobs([s.tokens for s in drawn])
-            found.append(np.concatenate([np.array(values[1:]) for values in scored]))
+    size, model = _model()
+    drawn = sequences(size.vocab, 16, 384)
+    found: list[np.ndarray] = []
+    for precision in ("fp32", "bf16"):
+        with trainer(model, precision) as trained:
+            scored = trained.logprobs([s.tokens for s in drawn])
+        found.append(np.concatenate([np.array(values[1:]) for values in scored]))
     apart = np.abs(found[0] - found[1])
     note = f"Qwen3 {size.name}, random weights, {len(apart)} tokens"
     return [
         Row("logprobs, bf16 against fp32", float(apart.mean()), "nats, mean", 0.02, True, note),
         Row("logprobs, bf16 against fp32, worst", float(apart.max()), "nats", note=note),
-    ]
-
-
-def agreement() -> list[Row]:
-    """Our bf16 logprobs against those of transformers in bf16, which stands in for an engine, on
-    the same tokens: how wide an agreement gate has to be."""
-    from transformers import AutoModelForCausalLM
-
-    with _model() as (size, model):
-        drawn = sequences(size.vocab, 16, 384)
-        with trainer(model, "bf16") as trained:
-            ours = trained.logprobs([s.tokens for s in drawn])
-        place = "cuda" if has_cuda() else "cpu"
-        engine: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-        engine = engine.to(place).eval()
-        apart: list[Tensor] = []
-        for sequence, own in zip(drawn, ours, strict=True):
-            ids = torch.tensor([sequence.tokens], device=place)
-            with torch.no_grad():
-                logits = engine(ids).logits[0, :-1].float()
-            theirs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
-            apart.append((theirs - torch.tensor(own[1:])).abs())
-    found = torch.cat(apart)
-    note = f"Qwen3 {size.name}, random weights, bf16, {len(found)} tokens"
-    return [
-        Row("agreement with transformers, mean", float(found.mean()), "nats", 0.05, True, note),
-        Row("agreement with transformers, p99", float(found.quantile(0.99)), "nats", note=note),
-        Row("agreement with transformers, worst", float(found.max()), "nats", note=note),
     ]
 
 
@@ -143,7 +117,8 @@ def memory() -> list[Row]:
     from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 
     tokens = 8_192 if has_cuda() else 1_024
-    with _model() as (size, model), trainer(model, _fast()) as trained:
+    size, model = _model()
+    with trainer(model, _fast()) as trained:
         # As many tokens as a micro-batch has at most, in sequences that fill it.
         batch = sequences(size.vocab, tokens // 256, 257 * 6, seed=1)
         batch = [TokenSequence((s.tokens * 256)[:256], [0] + [1] * 255) for s in batch]
@@ -172,10 +147,10 @@ def memory() -> list[Row]:
 
 def recomputation() -> list[Row]:
     """Loss, gradient norm and memory with activations computed twice, against kept ones."""
-    with _model() as (size, model):
-        batch = sequences(size.vocab, *_load())
-        found = {"none": _one_step(model, batch, {})}
-        found |= {name: _one_step(model, batch, asked) for name, asked in RECOMPUTE.items()}
+    size, model = _model()
+    batch = sequences(size.vocab, *_load())
+    found = {"none": _one_step(model, batch, {})}
+    found |= {name: _one_step(model, batch, asked) for name, asked in RECOMPUTE.items()}
     rows: list[Row] = []
     kept, most = found["none"]
     for name in RECOMPUTE:
@@ -199,7 +174,8 @@ def _one_step(model: Path, batch: list[Any], asked: dict[str, Any]) -> tuple[dic
 
 def saving() -> list[Row]:
     """A checkpoint: the same bits again, and what it takes of memory and time."""
-    with _model() as (size, model), tempfile.TemporaryDirectory(prefix="tr-") as folder:
+    size, model = _model()
+    with tempfile.TemporaryDirectory(prefix="tr-") as folder:
         with trainer(model, _fast()) as trained:
             trained.sft_steps([sequences(size.vocab, 4, 64)])
             state = _bytes_of(trained)
@@ -226,7 +202,8 @@ def saving() -> list[Row]:
 def sleeping() -> list[Row]:
     """Sleep, then wake, the weights first as for a publish: what the device gets back, and whether
     every tensor is as it was."""
-    with _model() as (size, model), trainer(model, _fast()) as trained:
+    size, model = _model()
+    with trainer(model, _fast()) as trained:
         trained.sft_steps([sequences(size.vocab, 4, 64)])
         state = _bytes_of(trained)
         kept = sum(memory.nbytes() for memory in _memories(trained))
@@ -258,7 +235,8 @@ def sleeping() -> list[Row]:
 
 def scoring() -> list[Row]:
     """Packs of many sequences against each sequence by itself."""
-    with _model() as (size, model), trainer(model, "fp32") as trained:
+    size, model = _model()
+    with trainer(model, "fp32") as trained:
         drawn = sequences(size.vocab, 24, 256)
         packed = trained.score(_flat(drawn), 1.0)
         alone = np.concatenate([trained.score(_flat([s]), 1.0) for s in drawn])
@@ -271,10 +249,8 @@ def _flat(drawn: list[Any]) -> FlatSequences:
     return FlatSequences.of([s.tokens for s in drawn], [s.loss_mask for s in drawn])
 
 
-@contextmanager
-def _model() -> Generator[tuple[Size, Path]]:
-    with tempfile.TemporaryDirectory(prefix="tr-") as folder:
-        yield size_here(), write_random_model(Path(folder) / "model", size_here())
+def _model() -> tuple[Size, Path]:
+    return size_here(), random_model(size_here())
 
 
 def _fast() -> Literal["fp32", "bf16"]:

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from engines.megatron import kernels, rotary
 from engines.megatron.rotary import Rotate, rotary_factors
 
 pytestmark = pytest.mark.unit
@@ -66,3 +68,32 @@ def test_the_gradient_in_bf16_has_the_dtype_of_its_input() -> None:
     Rotate.apply(x, *factors).sum().backward()
     assert x.grad is not None
     assert x.grad.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("in_pairs", [False, True])
+@pytest.mark.parametrize("kept", [0, 2])
+def test_the_one_that_is_compiled_computes_the_same(in_pairs: bool, kept: int) -> None:
+    for tokens in (7, 1):
+        positions = torch.arange(tokens)
+        cos, sin = rotary_factors(positions, SPEEDS, 4 + kept, in_pairs=in_pairs)
+        turned = torch.randn(tokens, 3, 4 + kept)
+        plain = rotary._rotated(turned, cos, sin, in_pairs)
+        torch.testing.assert_close(
+            rotary._rotated_at_once(turned, cos, sin, in_pairs), plain, atol=1e-6, rtol=0
+        )
+
+
+def test_packs_of_other_numbers_of_tokens_use_what_was_compiled() -> None:
+    kernels.choose("fused")
+    before = counters["stats"]["unique_graphs"]
+    try:
+        for tokens in (70, 9, 300):
+            cos, sin = rotary_factors(torch.arange(tokens), SPEEDS)
+            turned = torch.randn(tokens, 2, 4)
+            fused = Rotate.apply(turned, cos, sin)
+            torch.testing.assert_close(
+                fused, rotary._rotated(turned, cos, sin, False), atol=1e-6, rtol=0
+            )
+    finally:
+        kernels.choose("plain")
+    assert counters["stats"]["unique_graphs"] == before + 1

@@ -17,6 +17,7 @@
 | `lm_eval.*` | if `lm_eval.tasks` names some |
 | `storage.credentials` | by a store elsewhere |
 | `resources.other_devices` | beside `resources.devices` |
+| what `resources.default` and `.stages` say | by a stage with such a part |
 | `data` of the recipe | by `hooks` |
 
 What contradicts itself is refused by the stage's own settings (`data` with `demonstrations`,
@@ -25,7 +26,7 @@ What contradicts itself is refused by the stage's own settings (`data` with `dem
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -36,12 +37,14 @@ from engines.sglang.idle_options import idle_at_external, idle_on_cpu
 from engines.types import Split
 from flows.path import PathStage
 from flows.plan import PlannedStage
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
 from rewards.built_in_rewards import QUICK
 from tasks.domain import CurriculumSpec, Domain
 from tasks.rl.spec import RlSettings
 from tasks.sft.spec import SftSettings, SftSpec
+from tasks.stage import StageSpec
 
 
 def idle_settings(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
@@ -56,6 +59,7 @@ def idle_settings(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
     if recipe.unified is not None:
         yield from _of_path("unified.path", recipe.unified.path, plan)
     yield from _of_recipe(recipe)
+    yield from _of_resources(recipe, [*plan, *plan_post_train(recipe)])
 
 
 def _is_written(settings: BaseModel, field: str) -> bool:
@@ -175,6 +179,36 @@ def _draws(
         if stage is None or ":" in path[index].kind or stage.spec.drawn:
             return True
     return False
+
+
+_NEEDS: Mapping[str, tuple[str, Callable[[StageSpec], bool]]] = {
+    "trainer": ("trains", lambda spec: bool(spec.trained_roles)),
+    "critic": ("trains a critic", lambda spec: len(spec.trained_roles) > 1),
+    "servers": ("generates", lambda spec: spec.fleet is not None),
+    "tp_per_server": ("generates", lambda spec: spec.fleet is not None),
+    "share": ("both trains and generates", lambda spec: spec.policy is not None),
+    "rollout_workers": (
+        "generates answers to problems",
+        lambda spec: spec.fleet is not None and bool(spec.sampled_domains),
+    ),
+    "weights": ("both trains and generates", lambda spec: spec.policy is not None),
+    "checkpoints": ("trains", lambda spec: bool(spec.trained_roles)),
+}
+"""what a stage does that uses a field of its resources"""
+
+
+def _of_resources(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """Blocks may be shared by stages: one that uses a value is enough."""
+    pool = recipe.resources
+    blocks = {"default": pool.default} | {f"stages.{name}": b for name, b in pool.stages.items()}
+    for where, block in blocks.items():
+        holds_for = [stage for stage in plan if stage.resources == block]
+        # Of a stage that another flow would plan, and of the user's own kinds, it is not known.
+        if not holds_for or any(":" in stage.kind for stage in holds_for):
+            continue
+        for field, (does, uses) in _NEEDS.items():
+            if _is_written(block, field) and not any(uses(stage.spec) for stage in holds_for):
+                yield f"resources.{where}.{field}: no stage that has it {does}; leave it out"
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:

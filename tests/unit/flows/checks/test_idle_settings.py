@@ -52,6 +52,20 @@ def test_a_shipped_recipe_has_none(name: str) -> None:
         (["storage.credentials=mine"], "storage.credentials"),
         (["resources.other_devices=[{memory_gb: 80, per_host: 8}]"], "resources.other_devices"),
         (["data=[words.txt]"], "data"),
+        (
+            ["resources.stages.evaluate={trainer: {dp: 2}}"],
+            "resources.stages.evaluate.trainer",
+        ),
+        (
+            ["resources.stages.reasoning-sft={servers: 2}"],
+            "resources.stages.reasoning-sft.servers",
+        ),
+        (["resources.stages.reasoning-sft={share: true}"], "resources.stages.reasoning-sft.share"),
+        (
+            ["resources.stages.evaluate={weights: {transport: broadcast}}"],
+            "resources.stages.evaluate.weights",
+        ),
+        (["resources.default={critic: {dp: 2}}"], "resources.default.critic"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_named(changes: list[str], named: str) -> None:
@@ -65,6 +79,9 @@ def test_what_is_read_is_not_named() -> None:
     assert not said(
         "resources.devices={memory_gb: 80, per_host: 8}", f"{RL}.fleet.sglang.numa_node=[0]"
     )
+    both = "{trainer: {dp: 2}, servers: 2}"
+    assert not said(f"resources.stages={{unified-sft: {both}, evaluate: {both}}}"), "one block"
+    assert not said("resources.default={share: true, weights: {transport: broadcast}}")
     assert not said("lm_eval={tasks: [arc_easy], limit: 5}", "evaluate.samples_elsewhere=2")
     again = "[{sft: {steps: 4, demonstrations: 7, optimizer: {lr: 1e-3}}}, distill, sft]"
     assert not said(f"{PATH}={again}"), "a stage may be said again with all that it has"

@@ -212,6 +212,9 @@ def preview(
     read: int = 1000,
     format: Literal["auto", "openai", "sharegpt"] = "auto",
     columns: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    instruction: str = "",
+    system: str = "",
+    pattern: str = "",
     root: str = "",
     json: Json = False,
 ) -> int:
@@ -228,11 +231,16 @@ def preview(
         read: How many rows to read and count.
         format: How a row holds its messages; auto: what they look like.
         columns: Names of the columns, e.g. messages=chat weight=score.
+        instruction: Of prompts: text that follows each, e.g. how to write the answer.
+        system: Of prompts: text of a system message, where a row has none.
+        pattern: Of prompts: regular expression, what of a reference counts, e.g. '#### (.+)'.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.models.preview import preview_files
+    from flows.command.models.preview import ReadAs, preview_files
 
-    return preview_files(files, model, kind, rows, read, format, columns or [], root, json, console)
+    of_prompts = {"instruction": instruction, "system": system, "reference_pattern": pattern}
+    read_as = ReadAs(kind, format, columns or [], of_prompts)
+    return preview_files(files, model, read_as, rows, read, root, json, console)
 
 
 def main(arguments: list[str] | None = None) -> None:

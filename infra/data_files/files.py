@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -104,8 +105,23 @@ def _matches(pattern: str) -> tuple[Any, list[str], str]:
     except Exception as error:  # each file system has errors of its own
         raise _unreadable(pattern, error) from error
     if not paths:
-        raise InputError(f"files: no file matches {pattern}")
+        raise InputError(f"files: no file matches {pattern}{_nearest(fs, path)}")
     return fs, paths, chosen
+
+
+def _nearest(fs: Any, path: str) -> str:
+    """What to say of a name that its folder has nearly so, or of a folder that is not there."""
+    folder, name = posixpath.split(path.rstrip("/"))
+    if any(sign in path for sign in "*?["):
+        return ""
+    try:
+        beside = [posixpath.basename(p.rstrip("/")) for p in fs.ls(folder, detail=False)]
+    except FileNotFoundError:
+        return f"; there is no folder {folder}"
+    except Exception:  # each file system has errors of its own, and this one only asks for a hint
+        return ""
+    close = difflib.get_close_matches(name, beside, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def _folder(fs: Any, path: str) -> str:

@@ -134,14 +134,42 @@ class _Seen:
             yield f"the rewards {' and '.join(BY_LETTER)} compare {said}"
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAs:
+    """How a row is read."""
+
+    kind: RowKind
+    layout: Layout
+    columns: Sequence[str]
+    """as a person writes them: messages=chat"""
+    of_prompts: Mapping[str, str]
+    """by field of `PromptSource`, what else makes a prompt; by option where it is refused"""
+
+    def reader(self, renderer: Renderer) -> Read:
+        """What turns a row into what is shown of it. Raises InputError for what its kind has no use
+        for."""
+        named = columns_of(self.columns)
+        if self.kind == "prompts":
+            written = {"files": ["-"], "format": self.layout, "columns": named}
+            source = _settings(PromptSource, written | dict(self.of_prompts))
+            return lambda row: _prompt(read_prompt(row, source), renderer)
+        for name, value in self.of_prompts.items():
+            if value:
+                option = f"--{name.removeprefix('reference_')}"
+                raise InputError(f"{option} {value!r}: is for prompts; write --kind prompts too")
+        if self.kind == "pairs":
+            pair_columns = _settings(PairColumns, named)
+            return lambda row: _judged(read_judged(row, pair_columns, self.layout), renderer)
+        columns = _settings(Columns, named)
+        return lambda row: _conversation(read_row(row, columns, self.layout), renderer)
+
+
 def preview_files(
     files: Sequence[str],
     model: str,
-    kind: RowKind,
+    read_as: ReadAs,
     rows: int,
     read: int,
-    layout: Layout,
-    columns: Sequence[str],
     root: str,
     json: bool,
     console: Console,
@@ -150,9 +178,8 @@ def preview_files(
         if number < least:
             raise InputError(f"{option} {number}: give a whole number of at least {least}")
     require_names(files)
-    named = columns_of(columns)
     renderer = Renderer.of_model(find_model(model, root))
-    seen = _read(files, _reader(kind, layout, named, renderer), rows, read)
+    seen = _read(files, read_as.reader(renderer), rows, read)
     code = 0 if seen.counts.read > seen.counts.num_bad else 1
     if json:
         print_json(_counted(seen, renderer))
@@ -160,24 +187,9 @@ def preview_files(
     for where, sequence in seen.shown:
         console.rule(f"{where} \u00b7 {len(sequence.tokens)} tokens", align="left")
         console.print(_marked(renderer, sequence, console.is_terminal), soft_wrap=True)
-    for line in _summary(seen, kind):
+    for line in _summary(seen, read_as.kind):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _reader(kind: RowKind, layout: Layout, named: Mapping[str, Any], renderer: Renderer) -> Read:
-    """What turns a row into what is shown of it."""
-    match kind:
-        case "messages":
-            columns = _settings(Columns, named)
-            return lambda row: _conversation(read_row(row, columns, layout), renderer)
-        case "pairs":
-            pair_columns = _settings(PairColumns, named)
-            return lambda row: _judged(read_judged(row, pair_columns, layout), renderer)
-        case "prompts":
-            written = {"files": ["-"], "format": layout, "columns": named}
-            source = _settings(PromptSource, written)
-            return lambda row: _prompt(read_prompt(row, source), renderer)
 
 
 def _conversation(read: Conversation, renderer: Renderer) -> tuple[Conversation, list[Shown]]:

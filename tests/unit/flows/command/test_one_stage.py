@@ -240,7 +240,11 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
         (["rl", "--domain", "x.py"], "--domain x.py: say what of the file: x.py:NAME"),
         (["rl", "--domain", "agent", "--reward", "x.py"], "--reward x.py: say what of the file"),
         (["rl", "--domain", "agent", "--rounds", "3"], "--rounds; write --set rounds=VALUE"),
-        (["sft", "--data", "chat.jsonl"], "no file matches"),
+        (
+            ["sft", "--data", "chat.jsonl"],
+            "chat.jsonl; did you mean `chats.jsonl`?",
+        ),
+        (["sft", "--data", "my_data/chats.jsonl"], "; there is no folder "),
         (["sft", "--data", "chats.jsonl", "--columns", "x"], "--columns x: write column=name"),
         (["sft", "--data", "chats.jsonl", "--reward", "math"], "give --domain, or leave it out"),
         (["rl", "--domain", "agent", "--reward", "math=x"], "write name=weight"),

@@ -213,6 +213,24 @@ def test_a_prompt_longer_than_the_context_is_bad(
     assert "a.jsonl:2: has " in found["bad_rows"][0]
 
 
+def test_prompts_are_shown_with_what_a_stage_would_put_around_them(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "a.jsonl"
+    as_lines(file, [{"question": "How many?", "answer": "Six and one. #### 7"}])
+    around = ("--instruction", "Answer briefly.", "--system", "Be kind.", "--pattern", "#### (.+)")
+    arguments = (str(file), "--model", str(model))
+    found = preview(capsys, *arguments, "--kind", "prompts", *around)
+    (row,) = found["shown"]
+    assert "How many?\n\nAnswer briefly." in row["text"]
+    assert "Be kind." in row["text"]
+    assert "{'answer': '7'}" in row["row"]
+    for option, value in (around[:2], around[2:4], around[4:]):
+        with pytest.raises(SystemExit):
+            main(["preview", *arguments, option, value])
+        assert f"{option} {value!r}: is for prompts" in capsys.readouterr().err
+
+
 def test_rows_that_repeat_or_contradict_others_and_calls_of_no_tool_are_said(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -1,9 +1,10 @@
-"""Writes the reference pages: every field of a recipe, every command. A hook of mkdocs adds them
-to the site.
+"""Writes the reference pages: every field of a recipe, command and constraint. A hook of mkdocs
+adds them to the site.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from flows.command.main import app
 from flows.path import PathStage, written_form
 from flows.recipe import Recipe
 from infra.config import Config, field_meanings
+from rewards.constraints.constraints import TAXONOMY
 from tasks.stage_kinds import PATH_KINDS
 
 _FIELDS_INTRO = """# Every field of a recipe
@@ -121,7 +123,37 @@ def command_page() -> str:
     return f"{_COMMANDS_INTRO}\n{made}"
 
 
-PAGES = {"reference/recipe.md": recipe_page, "reference/command.md": command_page}
+_CONSTRAINTS_INTRO = """# Every kind of constraint
+
+This page is made from the code. A reference says e.g. `{"constraints": [{"kind": "word_count",
+"at_least": 3}]}`; [domains](../domains.md#instructions) says where it stands.
+"""
+
+
+def constraint_page() -> str:
+    """Every kind that the reward `constraints` checks, by what it is about."""
+    parts = [_CONSTRAINTS_INTRO]
+    for group, kinds in TAXONOMY.items():
+        parts += [
+            f"## {group.capitalize()}",
+            "",
+            "| kind | parameters | what holds, or is counted |",
+        ]
+        parts += ["|---|---|---|"]
+        for name, check in kinds.items():
+            parameters = [*inspect.signature(check).parameters.values()][1:]
+            written = ", ".join(f"`{p.name}`" for p in parameters)
+            said = " ".join((check.__doc__ or "").split()).replace("|", "\\|")
+            parts.append(f"| `{name}` | {written} | {said} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+PAGES = {
+    "reference/recipe.md": recipe_page,
+    "reference/command.md": command_page,
+    "reference/constraints.md": constraint_page,
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import re
 
+import regex
+
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
 
-_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_LETTERS = r"(?:\p{L}\p{M}*)+"
+_WORD = regex.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
+_EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 _ITEM_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.):])\s*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
 _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")
 
 
 def words_of(text: str) -> list[str]:
-    """Runs of letters, e.g. `1:Cat don't!` -> `["Cat", "don't"]`."""
-    return _WORD.findall(text)
+    """Runs of letters with their marks, e.g. `1:Cat don't!` -> `["Cat", "don't"]`."""
+    return list(map(str, _WORD.findall(text)))
 
 
 def sentences_of(text: str) -> list[str]:
@@ -27,6 +31,11 @@ def sentences_of(text: str) -> list[str]:
 
 def lines_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """Blocks with an empty line between them."""
+    return [block.strip() for block in _EMPTY_LINE.split(text) if block.strip()]
 
 
 def without_mark(line: str) -> str:

@@ -81,6 +81,7 @@ OURS = {
     "browsing": _BuiltIn("agent-answer", max_turns=8, max_new_tokens=256),
     "functions": _BuiltIn("function-calls", max_turns=6, max_new_tokens=256),
     "general": _BuiltIn("constraints"),
+    "instructions": _BuiltIn("constraints", max_new_tokens=512),
     "reasoning-gym": _BuiltIn("reasoning-gym", max_new_tokens=512),
 }
 """what suits the built-in curricula"""

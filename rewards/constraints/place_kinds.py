@@ -1,0 +1,193 @@
+"""Constraints on how a reply and its parts begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from rewards.text import lines_of, paragraphs_of, sentences_of, words_of
+
+
+def starts_with(reply: str, *, text: str) -> bool:
+    """The reply begins with the text, to the letter."""
+    return reply.startswith(text)
+
+
+def ends_with(reply: str, *, text: str) -> bool:
+    """The reply ends with the text, to the letter."""
+    return reply.endswith(text)
+
+
+def ends_with_phrase(reply: str, *, text: str) -> bool:
+    """The reply ends with the text, capitals and white space after it or not."""
+    ends = text.strip().strip('"').lower()
+    return bool(ends) and reply.strip().strip('"').lower().endswith(ends)
+
+
+def first_word(reply: str, *, word: str) -> bool:
+    """The first word is this one."""
+    return _word_at(words_of(reply), 0) == word.lower()
+
+
+def last_word(reply: str, *, word: str) -> bool:
+    """The last word is this one."""
+    return _word_at(words_of(reply), -1) == word.lower()
+
+
+def first_and_last_word_equal(reply: str) -> bool:
+    """The first of several words is the last one, too."""
+    found = [word.lower() for word in words_of(reply)]
+    return len(found) > 1 and found[0] == found[-1]
+
+
+def paragraph_starts(reply: str, *, number: int, word: str) -> bool:
+    """The first word of the paragraph of this number, from 1, is this one."""
+    return _first_of(paragraphs_of(reply), number, word)
+
+
+def sentence_starts(reply: str, *, number: int, word: str) -> bool:
+    """The first word of the sentence of this number, from 1, is this one."""
+    return _first_of(sentences_of(reply), number, word)
+
+
+def each_sentence_starts(reply: str, *, word: str) -> bool:
+    """Every sentence begins with this word."""
+    return _all_begin(sentences_of(reply), word)
+
+
+def each_paragraph_starts(reply: str, *, word: str) -> bool:
+    """Every paragraph begins with this word."""
+    return _all_begin(paragraphs_of(reply), word)
+
+
+def sentences_start_differently(reply: str) -> bool:
+    """No two of at least two sentences begin with the same word."""
+    found = [_word_at(words_of(sentence), 0) for sentence in sentences_of(reply)]
+    return len(found) > 1 and len(set(found)) == len(found)
+
+
+def lines_start_with(reply: str, *, text: str) -> bool:
+    """Every line that is not empty begins with the text."""
+    found = lines_of(reply)
+    return bool(found) and all(line.lstrip().startswith(text) for line in found)
+
+
+def lines_end_with(reply: str, *, text: str) -> bool:
+    """Every line that is not empty ends with the text."""
+    found = lines_of(reply)
+    return bool(found) and all(line.rstrip().endswith(text) for line in found)
+
+
+def sentence_chain(reply: str) -> bool:
+    """Each of at least two sentences begins with the last word of the one before it."""
+    found = [words_of(sentence) for sentence in sentences_of(reply)]
+    pairs = pairwise(found)
+    return len(found) > 1 and all(_word_at(a, -1) == _word_at(b, 0) != "" for a, b in pairs)
+
+
+def postscript(reply: str, *, mark: str = "P.S.") -> bool:
+    """A line of the last paragraph begins with the mark, capitals or not, and text follows it."""
+    last = paragraphs_of(reply)[-1:]
+    lines = [line.strip().lower() for line in last[0].splitlines()] if last else []
+    mark = mark.lower()
+    at = next((i for i, line in enumerate(lines) if line.startswith(mark)), None)
+    has_text = at is not None and bool(words_of(" ".join(lines[at:]).removeprefix(mark)))
+    return has_text and len(words_of(reply)) > len(words_of(" ".join(lines[at:])))
+
+
+def repeats_request(reply: str, *, request: str) -> bool:
+    """The reply begins with the request, word for word, and goes on after it."""
+    text, wanted = reply.strip(), request.strip()
+    return text.lower().startswith(wanted.lower()) and bool(words_of(text[len(wanted) :]))
+
+
+def greeting(reply: str, *, name: str) -> bool:
+    """The first line greets the name: `Dear Ann,` or `Hello Ann,`."""
+    first = (lines_of(reply) or [""])[0].strip()
+    return first in (f"Dear {name},", f"Hello {name},", f"Hi {name},")
+
+
+def signature(reply: str, *, name: str) -> bool:
+    """The last line is the name alone, after text."""
+    found = [line.strip() for line in lines_of(reply)]
+    return len(found) > 1 and found[-1].lstrip("-– ").strip() == name
+
+
+def acrostic_of_lines(reply: str, *, word: str) -> bool:
+    """The first letters of the lines spell the word."""
+    return _spells(lines_of(reply), word)
+
+
+def acrostic_of_sentences(reply: str, *, word: str) -> bool:
+    """The first letters of the sentences spell the word."""
+    return _spells(sentences_of(reply), word)
+
+
+def acrostic_of_words(reply: str, *, word: str) -> bool:
+    """The first letters of the words spell the word."""
+    return _spells(words_of(reply), word)
+
+
+def ends_with_question(reply: str) -> bool:
+    """The reply ends with a question."""
+    return reply.rstrip(" \n\"”').").endswith("?") and reply.rstrip(" \n\"”'").endswith("?")
+
+
+def ends_without_mark(reply: str) -> bool:
+    """The last character is a letter or a digit."""
+    return reply.rstrip()[-1:].isalnum()
+
+
+def starts_and_ends_with_line(reply: str, *, text: str) -> bool:
+    """The first and the last of at least three lines are the text alone."""
+    found = [line.strip() for line in lines_of(reply)]
+    return len(found) > 2 and found[0] == found[-1] == text
+
+
+def _word_at(words: Sequence[str], index: int) -> str:
+    return words[index].lower() if words else ""
+
+
+def _first_of(parts: Sequence[str], number: int, word: str) -> bool:
+    is_there = 1 <= number <= len(parts)
+    return is_there and _word_at(words_of(parts[number - 1]), 0) == word.lower()
+
+
+def _all_begin(parts: Sequence[str], word: str) -> bool:
+    return bool(parts) and all(_word_at(words_of(part), 0) == word.lower() for part in parts)
+
+
+def _spells(parts: Sequence[str], word: str) -> bool:
+    firsts = [_word_at(words_of(part), 0)[:1] for part in parts]
+    return bool(word) and "".join(firsts) == word.lower() and len(firsts) == len(word)
+
+
+PLACE_KINDS: Mapping[str, Callable[..., bool]] = {
+    check.__name__: check
+    for check in (
+        starts_with,
+        ends_with,
+        ends_with_phrase,
+        first_word,
+        last_word,
+        first_and_last_word_equal,
+        paragraph_starts,
+        sentence_starts,
+        each_sentence_starts,
+        each_paragraph_starts,
+        sentences_start_differently,
+        lines_start_with,
+        lines_end_with,
+        sentence_chain,
+        postscript,
+        repeats_request,
+        greeting,
+        signature,
+        acrostic_of_lines,
+        acrostic_of_sentences,
+        acrostic_of_words,
+        ends_with_question,
+        ends_without_mark,
+        starts_and_ends_with_line,
+    )
+}

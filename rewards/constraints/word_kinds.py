@@ -1,0 +1,239 @@
+"""Constraints on which words and letters a reply is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from infra.errors import InputError
+from rewards.constraints.bounds import bounded, within
+from rewards.text import paragraphs_of, sentences_of, words_of
+
+
+def keyword(reply: str, *, word: str, at_least: int = 1, at_most: int | None = None) -> bool:
+    """The reply contains the word, as often as required."""
+    (wanted,) = _lower([word])
+    count = [found.lower() for found in words_of(reply)].count(wanted)
+    return within(count, at_least=at_least, at_most=at_most)
+
+
+def forbidden(reply: str, *, words: Sequence[str]) -> bool:
+    """The reply contains none of the words."""
+    found = {word.lower() for word in words_of(reply)}
+    return bool(found) and found.isdisjoint(_lower(words))
+
+
+def allowed_words(reply: str, *, words: Sequence[str]) -> bool:
+    """The reply contains no other words."""
+    found = {word.lower() for word in words_of(reply)}
+    return bool(found) and found <= set(_lower(words))
+
+
+def all_words(reply: str, *, words: Sequence[str]) -> bool:
+    """The reply contains every one of the words."""
+    return set(_lower(words)) <= {word.lower() for word in words_of(reply)}
+
+
+def any_word(reply: str, *, words: Sequence[str]) -> bool:
+    """The reply contains at least one of the words."""
+    return not {word.lower() for word in words_of(reply)}.isdisjoint(_lower(words))
+
+
+def words_in_order(reply: str, *, words: Sequence[str]) -> bool:
+    """The reply contains the words in this order, others between them or not."""
+    left = iter(word.lower() for word in words_of(reply))
+    return all(word in left for word in _lower(words))
+
+
+def word_pair(reply: str, *, first: str, second: str) -> bool:
+    """One word directly follows the other."""
+    wanted = _lower([first, second])
+    return any([*pair] == wanted for pair in pairwise(word.lower() for word in words_of(reply)))
+
+
+def phrase(reply: str, *, text: str) -> bool:
+    """The reply contains the text, to the letter."""
+    return text in reply
+
+
+@bounded
+def phrase_count(reply: str, *, text: str) -> int:
+    """How often the reply contains the text, to the letter."""
+    return reply.count(text)
+
+
+def keyword_in_each_sentence(reply: str, *, word: str) -> bool:
+    """Every sentence contains the word."""
+    return _in_each(sentences_of(reply), word)
+
+
+def keyword_in_each_paragraph(reply: str, *, word: str) -> bool:
+    """Every paragraph contains the word."""
+    return _in_each(paragraphs_of(reply), word)
+
+
+def keyword_in_sentence(reply: str, *, word: str, number: int) -> bool:
+    """The sentence of this number, from 1, or from the end if negative, contains the word."""
+    return _in_part(sentences_of(reply), word, number)
+
+
+def keyword_in_paragraph(reply: str, *, word: str, number: int) -> bool:
+    """The paragraph of this number, from 1, or from the end if negative, contains the word."""
+    return _in_part(paragraphs_of(reply), word, number)
+
+
+@bounded
+def letter_count(reply: str, *, letter: str) -> int:
+    """How often the letter occurs, small or capital."""
+    return reply.lower().count(letter.lower())
+
+
+def no_letter(reply: str, *, letter: str) -> bool:
+    """The letter does not occur, small or capital."""
+    return bool(words_of(reply)) and letter.lower() not in reply.lower()
+
+
+@bounded
+def alliteration(reply: str, *, letter: str) -> int:
+    """How many words begin with the letter."""
+    return sum(word.lower().startswith(letter.lower()) for word in words_of(reply))
+
+
+def each_starts_with(reply: str, *, text: str) -> bool:
+    """Every word begins so."""
+    return _each(reply, lambda word: word.startswith(text.lower()))
+
+
+def each_ends_with(reply: str, *, text: str) -> bool:
+    """Every word ends so."""
+    return _each(reply, lambda word: word.endswith(text.lower()))
+
+
+def each_contains_letter(reply: str, *, letter: str) -> bool:
+    """Every word contains the letter."""
+    return _each(reply, lambda word: letter.lower() in word)
+
+
+def longest_word(reply: str, *, at_most: int) -> bool:
+    """No word has more letters."""
+    return _each(reply, lambda word: len(word) <= at_most)
+
+
+def shortest_word(reply: str, *, at_least: int) -> bool:
+    """No word has fewer letters."""
+    return _each(reply, lambda word: len(word) >= at_least)
+
+
+def distinct(reply: str) -> bool:
+    """No word twice."""
+    found = [word.lower() for word in words_of(reply)]
+    return bool(found) and len(set(found)) == len(found)
+
+
+@bounded
+def distinct_words(reply: str) -> int:
+    """How many different words there are."""
+    return len({word.lower() for word in words_of(reply)})
+
+
+@bounded
+def most_repeated_word(reply: str) -> int:
+    """How often the word that occurs most often does."""
+    return max(Counter(word.lower() for word in words_of(reply)).values(), default=0)
+
+
+def no_word_twice_in_a_row(reply: str) -> bool:
+    """No word is followed by itself."""
+    found = [word.lower() for word in words_of(reply)]
+    return bool(found) and all(first != second for first, second in pairwise(found))
+
+
+def alphabetical(reply: str) -> bool:
+    """Words in alphabetical order."""
+    found = [word.lower() for word in words_of(reply)]
+    return bool(found) and found == sorted(found)
+
+
+def reverse_alphabetical(reply: str) -> bool:
+    """Words in the order of the alphabet read backwards."""
+    found = [word.lower() for word in words_of(reply)]
+    return bool(found) and found == sorted(found, reverse=True)
+
+
+def growing_words(reply: str) -> bool:
+    """Each word has more letters than the one before it."""
+    lengths = [len(word) for word in words_of(reply)]
+    return bool(lengths) and all(first < second for first, second in pairwise(lengths))
+
+
+def word_chain(reply: str) -> bool:
+    """Each word begins with the last letter of the one before it."""
+    found = [word.lower() for word in words_of(reply)]
+    return bool(found) and all(first[-1] == second[0] for first, second in pairwise(found))
+
+
+@bounded
+def palindromes(reply: str) -> int:
+    """How many words of three letters or more read the same backwards."""
+    found = [word.lower() for word in words_of(reply)]
+    return sum(len(word) > 2 and word == word[::-1] for word in found)
+
+
+def _lower(words: Sequence[str]) -> list[str]:
+    """In lower case. Raises InputError for what no reply can have as one word."""
+    for word in words:
+        if words_of(word) != [word]:
+            raise InputError(f"{word!r} is not one word; a word is a run of letters, e.g. `don't`")
+    return [word.lower() for word in words]
+
+
+def _each(reply: str, holds: Callable[[str], bool]) -> bool:
+    found = [word.lower() for word in words_of(reply)]
+    return bool(found) and all(holds(word) for word in found)
+
+
+def _in_each(parts: Sequence[str], word: str) -> bool:
+    return bool(parts) and all(keyword(part, word=word) for part in parts)
+
+
+def _in_part(parts: Sequence[str], word: str, number: int) -> bool:
+    index = number - 1 if number > 0 else number
+    return -len(parts) <= index < len(parts) and keyword(parts[index], word=word)
+
+
+WORD_KINDS: Mapping[str, Callable[..., bool]] = {
+    check.__name__: check
+    for check in (
+        keyword,
+        forbidden,
+        allowed_words,
+        all_words,
+        any_word,
+        words_in_order,
+        word_pair,
+        phrase,
+        phrase_count,
+        keyword_in_each_sentence,
+        keyword_in_each_paragraph,
+        keyword_in_sentence,
+        keyword_in_paragraph,
+        letter_count,
+        no_letter,
+        alliteration,
+        each_starts_with,
+        each_ends_with,
+        each_contains_letter,
+        longest_word,
+        shortest_word,
+        distinct,
+        distinct_words,
+        most_repeated_word,
+        no_word_twice_in_a_row,
+        alphabetical,
+        reverse_alphabetical,
+        growing_words,
+        word_chain,
+        palindromes,
+    )
+}

@@ -12,30 +12,56 @@ from infra.errors import InputError
 
 _LETTERS = r"(?:\p{L}\p{M}*)+"
 _WORD = regex.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
-_SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
-_EMPTY_LINE = re.compile(r"\n[ \t]*\n")
+_SENTENCE_END = regex.compile(
+    r"""(?<![.!?])(?=[.!?])
+    (?<!\b(?:Dr|Mr|Mrs|Ms|Prof|St|vs|e\.g|i\.e))(?<!^[ \t]*\d+)(?!\.{3,}\s+\p{Ll})
+    ([.!?]+)(?:[*_"”’')\]]+(?=\s+[^\p{Ll}\s]|\s*\Z)|(?=\s|\Z))
+    |([。！？।؟։]+)""",
+    regex.VERBOSE | regex.MULTILINE,
+)
+"""not after a short form or an item's number, nor where a small letter goes on after three dots"""
+_EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 _ITEM_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.):])\s*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
 _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")
 
 
+def has_text(text: str) -> bool:
+    """Whether there is a letter or a digit."""
+    return any(character.isalnum() for character in text)
+
+
 def words_of(text: str) -> list[str]:
-    """Runs of letters with their marks, e.g. `1:Cat don't!` -> `["Cat", "don't"]`."""
-    return list(map(str, _WORD.findall(text)))
+    """Runs of letters with their marks, e.g. `1:Cat don’t!` -> `["Cat", "don't"]`."""
+    return list(map(str, _WORD.findall(text.replace("’", "'"))))
 
 
 def sentences_of(text: str) -> list[str]:
-    """Stretches that end in `.`, `!` or `?`; a rest without an end counts as one."""
-    return [part.strip() for part in _SENTENCE_END.split(text) if part.strip()]
+    """Stretches that end in `.`, `!`, `?` or such a mark of another script; a rest without an end
+    counts as one. Without letters and digits it is none."""
+    return [sentence for sentence, _ in ended_sentences_of(text)]
+
+
+def ended_sentences_of(text: str) -> list[tuple[str, str]]:
+    """Each sentence without its end, and its end, e.g. `Is it? So` -> `[("Is it", "?"), ("So",
+    "")]`."""
+    found, begin = list[tuple[str, str]](), 0
+    for end in _SENTENCE_END.finditer(text):
+        found.append((text[begin : end.start()].strip(), end[1] or end[2]))
+        begin = end.end()
+    found.append((text[begin:].strip(), ""))
+    return [(sentence, mark) for sentence, mark in found if has_text(sentence)]
 
 
 def lines_of(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
+    """Lines with a letter or a digit."""
+    return [line for line in text.splitlines() if has_text(line)]
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """Blocks with an empty line between them."""
-    return [block.strip() for block in _EMPTY_LINE.split(text) if block.strip()]
+    """Blocks with an empty line between them, and a letter or a digit in each."""
+    blocks = _EMPTY_LINE.split(text.replace("\r\n", "\n"))
+    return [block.strip() for block in blocks if has_text(block)]
 
 
 def without_mark(line: str) -> str:

@@ -63,7 +63,7 @@ def _choice(topic: str, rng: random.Random) -> Answer:
     if kind == 1:
         options: list[Json] = list(rng.sample(("I am sure.", "I am not sure.", "Maybe."), 2))
         rule = (
-            f"Answer with one of these and nothing else: {' / '.join(map(str, options))}",
+            f"Answer with `{options[0]}` or `{options[1]}` and nothing else.",
             {"kind": "one_of", "options": options},
         )
         return Answer(str(rng.choice(options)), "choice", "what you think", (rule,))
@@ -140,7 +140,7 @@ def _words(topic: str, rng: random.Random) -> Answer:
         (words, "Write letters, digits and spaces only.", {"kind": "no_punctuation"}),
         (
             [*words[:2], "of", topic],
-            f"Use the words of {topic} exactly so.",
+            f"Use the words `of {topic}` exactly so.",
             {"kind": "phrase", "text": f"of {topic}"},
         ),
     )
@@ -170,7 +170,7 @@ def _numbers(topic: str, rng: random.Random) -> Answer:
         (even, "Name even numbers only.", {"kind": "even_numbers"}),
         (
             chosen,
-            f"Name numbers that add up to {total}.",
+            f"Name numbers that add up to {total}, and no others.",
             {"kind": "sum_of_numbers", "total": total},
         ),
         (
@@ -241,7 +241,7 @@ def _lines(topic: str, rng: random.Random) -> Answer:
         ),
         (
             f"Go! {topic.capitalize()} wait. Run!",
-            "End no two sentences in a row alike.",
+            "End no two sentences in a row with the same mark.",
             {"kind": "ends_alternate"},
         ),
         (
@@ -251,12 +251,12 @@ def _lines(topic: str, rng: random.Random) -> Answer:
         ),
         (
             f"I like {topic}. My friends know it.",
-            "Speak of yourself, or of us, in every sentence.",
+            "Use I, we or a form of them in every sentence.",
             {"kind": "first_person"},
         ),
         (
             f"You like {topic}. Your friends know it.",
-            "Speak to the reader in every sentence.",
+            "Use you or your in every sentence.",
             {"kind": "second_person"},
         ),
         (
@@ -279,18 +279,18 @@ _SAID: dict[str, tuple[str, str]] = {
     "Cyrillic": ("Доброе утро всем.", "Большое спасибо."),
     "Arabic": ("صباح الخير للجميع.", "شكرا جزيلا."),
     "Hebrew": ("בוקר טוב לכולם.", "תודה רבה."),
-    "Devanagari": ("आप सभी को नमस्ते.", "बहुत धन्यवाद."),
+    "Devanagari": ("आप सभी को नमस्ते।", "बहुत धन्यवाद।"),
     "Hangul": ("안녕하세요 여러분.", "정말 감사합니다."),
-    "Han": ("大家早上好.", "非常感谢."),
-    "Japanese": ("みなさん、おはようございます.", "ありがとうございます."),
+    "Han": ("大家早上好。", "非常感谢。"),
+    "Japanese": ("みなさん、おはようございます。", "ありがとうございます。"),
     "Thai": ("สวัสดีทุกคน.", "ขอบคุณมาก."),
-    "Armenian": ("Բարի լույս բոլորին.", "Շատ շնորհակալ եմ."),
+    "Armenian": ("Բարի լույս բոլորին։", "Շատ շնորհակալ եմ։"),
     "Georgian": ("დილა მშვიდობისა ყველას.", "დიდი მადლობა."),
 }
 
 
 def _scripts(topic: str, rng: random.Random) -> Answer:
-    first, second = rng.sample(sorted(_SAID), 2)
+    first, second = rng.sample(sorted(set(_SAID) - {"Thai"}), 2)  # which ends no sentence
     both: list[Json] = [first, second]
     kind = rng.randrange(4)
     if kind == 0:

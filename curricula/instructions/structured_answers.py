@@ -26,7 +26,7 @@ def _table(topic: str, rng: random.Random) -> Answer:
     if rng.random() < 0.4:
         text = "\n".join(",".join(row) for row in [head, *body])
         rule: Rule = (
-            f"Answer in CSV with a head, {columns} columns and {counted(rows, 'rows')} below it.",
+            f"Answer in bare CSV: a head, {columns} columns and {counted(rows, 'rows')} more.",
             {"kind": "csv_table", "columns": columns, "rows": rows},
         )
     else:
@@ -48,19 +48,19 @@ def _data(topic: str, rng: random.Random) -> Answer:
     kind = rng.randrange(4)
     if kind == 0:
         rule: Rule = (
-            f"Answer with a JSON object that has just the keys {listed}.",
+            f"Answer with a JSON object, without a fence, that has just the keys {listed}.",
             {"kind": "json_keys", "keys": keys},
         )
         return Answer(json.dumps(value), "data", "an example", (rule,))
     if kind == 1:
         rule = (
-            f"Answer with one JSON array of {len(value)} values.",
+            f"Answer with one JSON array of {len(value)} values, without a fence.",
             {"kind": "json_list", "exactly": len(value)},
         )
         return Answer(json.dumps([*value.values()]), "data", "a few words", (rule,))
     if kind == 2:
         rule = (
-            f"Answer in YAML: a mapping with just the keys {listed}.",
+            f"Answer in YAML, without a fence: a mapping with just the keys {listed}.",
             {"kind": "yaml_keys", "keys": keys},
         )
         text = "\n".join(f"{key}: {said}" for key, said in value.items())

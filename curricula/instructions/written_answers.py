@@ -131,7 +131,8 @@ def _prose(topic: str, rng: random.Random) -> Answer:
     parts = [" ".join(sentences(topic, rng, rng.randint(1, 4))) for _ in range(rng.randint(1, 3))]
     text = "\n\n".join(parts)
     style = rng.choice((str, str, str, str.lower, str.upper))
-    return Answer(style(text), "prose", "a short text", is_prose=True)
+    rule: Rule = (f"Use the word {topic}.", {"kind": "keyword", "word": topic})
+    return Answer(style(text), "prose", "a short text", (rule,), is_prose=True)
 
 
 def _in_quotation_marks(topic: str, rng: random.Random) -> Answer:
@@ -147,7 +148,7 @@ def _letter(topic: str, rng: random.Random) -> Answer:
     to, by = rng.sample(NAMES, 2)
     body, after = " ".join(sentences(topic, rng, 3)), sentences(topic, rng, 1)[0]
     rules: list[Rule] = [
-        (f"Greet {to} in the first line, as in a letter.", {"kind": "greeting", "name": to}),
+        (f"Let the first line be `Dear {to},` or `Hello {to},`.", {"kind": "greeting", "name": to}),
     ]
     text = f"{rng.choice(('Dear', 'Hello'))} {to},\n\n{body}"
     if rng.random() < 0.5:
@@ -231,7 +232,7 @@ def _parts(topic: str, rng: random.Random) -> Answer:
     if rng.random() < 0.5:
         rule = (
             "Divide your answer into exactly 3 parts, with a line of three asterisks between.",
-            {"kind": "parts_between_rules", "exactly": 3},
+            {"kind": "parts_between_rules", "exactly": 3, "mark": "***"},
         )
         return Answer(f"{first}\n***\n{second}\n***\n{third}", "parts", "an answer", (rule,))
     word = rng.choice(("Part", "Section", "Chapter"))

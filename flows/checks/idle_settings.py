@@ -181,17 +181,21 @@ def _draws(
     return False
 
 
+def _trains_and_generates(spec: StageSpec) -> bool:
+    return bool(spec.trained_roles) and spec.fleet is not None
+
+
 _NEEDS: Mapping[str, tuple[str, Callable[[StageSpec], bool]]] = {
     "trainer": ("trains", lambda spec: bool(spec.trained_roles)),
     "critic": ("trains a critic", lambda spec: len(spec.trained_roles) > 1),
     "servers": ("generates", lambda spec: spec.fleet is not None),
     "tp_per_server": ("generates", lambda spec: spec.fleet is not None),
-    "share": ("both trains and generates", lambda spec: spec.policy is not None),
+    "share": ("both trains and generates", _trains_and_generates),
     "rollout_workers": (
         "generates answers to problems",
         lambda spec: spec.fleet is not None and bool(spec.sampled_domains),
     ),
-    "weights": ("both trains and generates", lambda spec: spec.policy is not None),
+    "weights": ("both trains and generates", _trains_and_generates),
     "checkpoints": ("trains", lambda spec: bool(spec.trained_roles)),
 }
 """what a stage does that uses a field of its resources"""
@@ -208,7 +212,10 @@ def _of_resources(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
             continue
         for field, (does, uses) in _NEEDS.items():
             if _is_written(block, field) and not any(uses(stage.spec) for stage in holds_for):
-                yield f"resources.{where}.{field}: no stage that has it {does}; leave it out"
+                yield (
+                    f"resources.{where}.{field}: is not used, as no stage with these resources"
+                    f" {does}; leave it out"
+                )
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:

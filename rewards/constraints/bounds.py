@@ -9,6 +9,8 @@ from typing import Concatenate, ParamSpec
 from infra.errors import InputError
 
 P = ParamSpec("P")
+NONE = float("nan")
+"""what a count gives for a reply of another form: no bound holds for it"""
 
 
 def bounded_in_each(parts: Callable[[str], Sequence[Sequence[str]]]) -> Callable[..., bool]:
@@ -58,8 +60,8 @@ def bounded(count: Callable[Concatenate[str, P], float]) -> Callable[..., bool]:
     ) -> bool:
         return within(count(reply, *args, **kwargs), exactly, at_least, at_most)
 
-    own = list(inspect.signature(count).parameters.values())
-    limits = [p for p in inspect.signature(within).parameters.values() if p.name != "value"]
+    own = list(inspect.signature(count, eval_str=True).parameters.values())
+    limits = list(inspect.signature(within, eval_str=True).parameters.values())[1:]
     named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own[1:], *limits)]
     check.__doc__, check.__name__ = count.__doc__, count.__name__
     check.__signature__ = inspect.Signature([own[0], *named])  # type: ignore[attr-defined]

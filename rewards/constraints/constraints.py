@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, NotRequired, Required
+
+import regex
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
@@ -37,6 +42,10 @@ ALL_KINDS: Mapping[str, Callable[..., bool]] = {
 }
 
 
+_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{S}]")
+"""a letter, a number or a sign: a reply without any says nothing"""
+
+
 class Constraints:
     """Parts: one 0 or 1 for each constraint, by its kind."""
 
@@ -44,7 +53,16 @@ class Constraints:
 
     async def __call__(self, transcript: Transcript) -> Verdict:
         reference = reference_of(transcript, self.reference_keys)
-        constraints: list[dict[str, Any]] = reference["constraints"]
+        constraints: list[Any] = reference["constraints"]
+        if not constraints:
+            raise InputError(
+                "constraints: an empty list judges nothing; list at least one, e.g."
+                ' {"kind": "word_count", "at_least": 3}'
+            )
+        if not all(isinstance(constraint, dict) for constraint in constraints):
+            raise InputError(
+                'constraints: write each as e.g. {"kind": "word_count", "at_least": 3}'
+            )
         parts: dict[str, float] = {}
         for constraint in constraints:
             holds = obeys(transcript.answer, constraint)
@@ -60,9 +78,36 @@ def obeys(reply: str, constraint: Mapping[str, Any]) -> bool:
     kind = str(constraint.get("kind", ""))
     if kind not in ALL_KINDS:
         raise InputError(f"no constraint is called {kind!r}.{did_you_mean(kind, ALL_KINDS)}")
-    check, parameters = ALL_KINDS[kind], {k: v for k, v in constraint.items() if k != "kind"}
+    given = {name: value for name, value in constraint.items() if name != "kind"}
+    parameters, known = _parameters_of(kind)
     try:
-        inspect.signature(check).bind(reply, **parameters)
-    except TypeError as error:
-        raise InputError(f"constraint {kind}: {error}") from None
-    return bool(reply.strip()) and check(reply, **parameters)
+        parameters.validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"constraint {kind}: {where}: {first['msg']}; its parameters are: {known}"
+        ) from None
+    return _SOMETHING.search(reply) is not None and ALL_KINDS[kind](reply, **given)
+
+
+@cache
+def _parameters_of(kind: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
+    """Types, and what must not be empty: of texts and lists all that have to be given, but what
+    stands between others; and the names in words."""
+    fields: dict[str, Any] = {}
+    for parameter in [*inspect.signature(ALL_KINDS[kind], eval_str=True).parameters.values()][1:]:
+        is_needed = parameter.default is inspect.Parameter.empty
+        typed: Any = parameter.annotation
+        if is_needed and parameter.name != "separator" and typed not in (int, float):
+            typed = Annotated[typed, AfterValidator(_is_not_empty)]
+        fields[parameter.name] = Required[typed] if is_needed else NotRequired[typed]
+    shape: Any = TypedDict(kind, fields)  # type: ignore[operator]
+    shape.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    return TypeAdapter(shape), ", ".join(fields) or "none"
+
+
+def _is_not_empty(value: Any) -> Any:
+    if not value:
+        raise ValueError("must not be empty")
+    return value

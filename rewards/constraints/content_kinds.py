@@ -6,28 +6,36 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
+from fractions import Fraction
 from itertools import pairwise
+from math import prod
 
-from rewards.constraints.bounds import bounded
-from rewards.text import sentences_of, words_of
+from rewards.constraints.bounds import NONE, bounded
+from rewards.text import sentences_of, without_mark, words_of
 
 _NUMBER = re.compile(r"(?<![\w.,-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,]\d)")
 _ISO_DATE = re.compile(r"(?<!\d)(\d{4})-(\d\d)-(\d\d)(?!\d)")
 _CLOCK = re.compile(r"(?<![\d:])(\d\d):(\d\d)(?![\d:])")
 _YEAR = re.compile(r"(?<![\w.,-])(?:1[0-9]{3}|20[0-9]{2})(?![\w]|[.,]\d)")
-_NO_URL = re.compile(r"[\s<>()\[\]\"']+")
-_URL = re.compile(r"https?://[^/]+\.[^/]+")
+_NO_URL = re.compile(r"[\s<>()\[\]\"'`*]+")
+_URL = re.compile(r"https?://[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?![\w-])")
 _HASHTAG = re.compile(r"(?<![\w#&])#[^\W\d_]\w*")
 _MENTION = re.compile(r"(?<![\w@.])@[^\W\d_]\w*")
-_PERCENT = re.compile(r"(?<![\w.])\d+(?:\.\d+)? ?%")
+_SPACE = "[ \u00a0\u202f]?"
+_PERCENT = re.compile(rf"(?<![\w.])\d+(?:\.\d+)?{_SPACE}%")
 _HEX_COLOUR = re.compile(r"(?<![\w#])#[0-9a-fA-F]{6}(?!\w)")
-_VERSION = re.compile(r"(?<![\w.])v?\d+\.\d+\.\d+(?![\w.])")
+_VERSION = re.compile(r"(?<![\w.])[vV]?\d+\.\d+\.\d+(?!\w|\.\d)")
 _ROMAN = re.compile(r"\bM{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})\b")
+_RANGE = re.compile(r"(?<=\d)[-–](?=\d)")
+_LISTED = re.compile(r"(?<=\d),(?=\d)(?!\d{3}(?!\d))")
 _EQUATION = re.compile(
-    r"(?<![\d.])(-?\d{1,15}) ?([-+*×]) ?(-?\d{1,15}) ?= ?(-?\d{1,15})(?![\d]|[.,]\d)"
+    r"(?<![\w.])(-?\d{1,15}(?: ?[-+*] ?-?\d{1,15}){1,20}) ?= ?(-?\d{1,15})(?!\w|[.,]\d)"
 )
-_FIRST_PERSON = frozenset({"i", "me", "my", "mine", "myself", "we", "us", "our", "ours"})
+_TERM = re.compile(r"([-+]?) ?(-?\d+(?: ?\* ?-?\d+)*)")
+_FIRST_PERSON = frozenset(
+    {"i", "me", "my", "mine", "myself", "we", "us", "our", "ours", "ourselves"}
+)
 _SECOND_PERSON = frozenset({"you", "your", "yours", "yourself", "yourselves"})
 
 
@@ -67,33 +75,37 @@ def only_number(reply: str) -> bool:
 
 def number_between(reply: str, *, low: float, high: float) -> bool:
     """At least one number is within the two, and none is outside."""
-    found = _numbers(reply)
+    found = _only_numbers(reply)
     return bool(found) and all(Decimal(str(low)) <= n <= Decimal(str(high)) for n in found)
 
 
 def growing_numbers(reply: str) -> bool:
     """Each of at least two numbers is larger than the one before it."""
-    found = _numbers(reply)
+    found = _only_numbers(reply)
     return len(found) > 1 and all(first < second for first, second in pairwise(found))
 
 
 def sum_of_numbers(reply: str, *, total: float) -> bool:
     """The numbers, at least two, add up to the total."""
-    found = _numbers(reply)
-    return len(found) > 1 and sum(found) == Decimal(str(total))
+    found = _only_numbers(reply)
+    return len(found) > 1 and sum(map(Fraction, found)) == Fraction(str(total))
 
 
 def even_numbers(reply: str) -> bool:
     """There are numbers, and all are even."""
-    found = _numbers(reply)
+    found = _only_numbers(reply)
     return bool(found) and all(_is_even(number) for number in found)
 
 
 @bounded
-def right_equations(reply: str) -> int:
-    """How many equations such as `2 + 3 = 5` there are; -1 if one of them is wrong."""
-    found = _EQUATION.findall(reply)
-    return len(found) if all(_is_right(*parts) for parts in found) else -1
+def right_equations(reply: str) -> float:
+    """How many equations of whole numbers such as `2 + 3 = 5` there are; with a wrong one, or any
+    other, no bound holds."""
+    lines = [without_mark(line) for line in reply.replace("\u2212", "-").splitlines()]
+    text = re.sub(r"(?<=[\d ])[×x](?=[\d ])", "*", "\n".join(lines))
+    found = _EQUATION.findall(text)
+    is_all = len(found) == text.count("=")
+    return len(found) if is_all and all(_is_right(*parts) for parts in found) else NONE
 
 
 @bounded
@@ -148,13 +160,18 @@ def percentages(reply: str) -> int:
 def amounts(reply: str, *, currency: str) -> int:
     """How many numbers the sign of the currency stands before, or after."""
     sign = re.escape(currency)
-    return len(re.findall(rf"{sign} ?\d+(?:[.,]\d+)*|(?<![\w.,])\d+(?:[.,]\d+)* ?{sign}", reply))
+    return len(
+        re.findall(
+            rf"(?<!\w){sign}{_SPACE}\d+(?:[.,]\d+)*|(?<![\w.,])\d+(?:[.,]\d+)*{_SPACE}{sign}(?!\w)",
+            reply,
+        )
+    )
 
 
 @bounded
 def measures(reply: str, *, unit: str) -> int:
     """How many numbers the unit stands after, e.g. `3 km`."""
-    return len(re.findall(rf"(?<![\w.])\d+(?:\.\d+)? ?{re.escape(unit)}(?!\w)", reply))
+    return len(re.findall(rf"(?<![\w.])\d+(?:\.\d+)?{_SPACE}{re.escape(unit)}(?!\w)", reply))
 
 
 @bounded
@@ -196,7 +213,19 @@ def quotes(reply: str, *, text: str) -> bool:
 
 
 def _numbers(reply: str) -> list[Decimal]:
-    return [Decimal(found.replace(",", "")) for found in _NUMBER.findall(reply)]
+    return [Decimal(found.replace(",", "")) for found in _NUMBER.findall(_plain(reply))]
+
+
+def _only_numbers(reply: str) -> list[Decimal]:
+    """The numbers; none where digits stand in something else, too, e.g. in `5km`."""
+    left = _NUMBER.sub("", _plain(reply))
+    return [] if any(character.isdigit() for character in left) else _numbers(reply)
+
+
+def _plain(reply: str) -> str:
+    """With ASCII's minus sign, and a space between the numbers of a list and of a range."""
+    text = _RANGE.sub(" ", reply.replace("\u2212", "-"))
+    return _LISTED.sub(", ", text)
 
 
 def _is_even(number: Decimal) -> bool:
@@ -205,9 +234,12 @@ def _is_even(number: Decimal) -> bool:
     return exponent == 0 and written[-1] % 2 == 0
 
 
-def _is_right(left: str, sign: str, right: str, result: str) -> bool:
-    a, b = int(left), int(right)
-    return {"+": a + b, "-": a - b, "*": a * b, "×": a * b}[sign] == int(result)
+def _is_right(left: str, result: str) -> bool:
+    total = 0
+    for sign, factors in _TERM.findall(left):
+        product = prod(int(factor) for factor in factors.split("*"))
+        total += -product if sign == "-" else product
+    return total == int(result)
 
 
 def _exists(kind: Callable[..., object], parts: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from unicodedata import category
 
 from rewards.constraints.bounds import bounded, bounded_in_each
 from rewards.text import lines_of, paragraphs_of, sentences_of, words_of
@@ -36,8 +37,8 @@ def item_count(reply: str) -> int:
 
 @bounded
 def length(reply: str) -> int:
-    """How many characters there are, white space included."""
-    return len(reply)
+    """How many characters there are that can be seen, and white space between them."""
+    return sum(category(character) != "Cf" for character in reply.strip())
 
 
 @bounded
@@ -48,38 +49,38 @@ def letters(reply: str) -> int:
 
 @bounded
 def average_word_length(reply: str) -> float:
-    """Letters of a word, on average."""
+    """How many letters a word has on average."""
     found = words_of(reply)
     return fmean(len(word) for word in found) if found else 0.0
 
 
 @bounded_in_each
 def words_in_each_sentence(reply: str) -> list[list[str]]:
-    """`exactly`, `at_least`, `at_most` words in every sentence."""
+    """Every sentence has so many words."""
     return [words_of(part) for part in sentences_of(reply)]
 
 
 @bounded_in_each
 def words_in_each_paragraph(reply: str) -> list[list[str]]:
-    """`exactly`, `at_least`, `at_most` words in every paragraph."""
+    """Every paragraph has so many words."""
     return [words_of(part) for part in paragraphs_of(reply)]
 
 
 @bounded_in_each
 def words_in_each_line(reply: str) -> list[list[str]]:
-    """`exactly`, `at_least`, `at_most` words in every line that is not empty."""
+    """Every line that is not empty has so many words."""
     return [words_of(part) for part in lines_of(reply)]
 
 
 @bounded_in_each
 def sentences_in_each_paragraph(reply: str) -> list[list[str]]:
-    """`exactly`, `at_least`, `at_most` sentences in every paragraph."""
+    """Every paragraph has so many sentences."""
     return [sentences_of(part) for part in paragraphs_of(reply)]
 
 
 @bounded_in_each
 def characters_in_each_line(reply: str) -> list[list[str]]:
-    """`exactly`, `at_least`, `at_most` characters in every line that is not empty."""
+    """Every line that is not empty has so many characters."""
     return [list(part) for part in lines_of(reply)]
 
 

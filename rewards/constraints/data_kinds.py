@@ -15,17 +15,28 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from infra.errors import InputError
-from rewards.constraints.bounds import bounded
+from rewards.constraints.bounds import NONE, bounded
 from rewards.constraints.layout_kinds import code_apart, only_code_block
 
 _LONGEST_YAML = 20_000
 """characters; its parser needs a second for 50,000, and judges wait"""
-_NAMING = ("properties", "$defs", "definitions")
+_DEEPEST_YAML = 50
+"""brackets that it opens"""
+_NAMING = ("properties", "$defs", "definitions", "dependentSchemas")
 """what of a schema has names of a person's own as its keys"""
+_VALUES = ("const", "enum", "default", "examples", "required", "dependentRequired")
+"""what of a schema holds no schema"""
+_READ = (
+    {*Draft202012Validator.VALIDATORS, *_NAMING, *_VALUES}
+    | {"$schema", "$id", "$comment", "title", "description", "if", "then", "else"}
+) - {
+    *("format", "pattern", "patternProperties", "uniqueItems", "$dynamicRef"),
+}
+"""words of a schema; formats would not be checked, the others could take for ever"""
 
 
 def is_json(reply: str) -> bool:
-    """The whole reply is one JSON value, without duplicate keys."""
+    """The whole reply is one JSON value other than `null`, without duplicate keys."""
     return _parse(reply) is not None
 
 
@@ -43,23 +54,25 @@ def json_keys(reply: str, *, keys: Sequence[str]) -> bool:
 
 
 @bounded
-def json_list(reply: str) -> int:
-    """How many values the JSON array that the reply is has; -1 if it is none."""
+def json_list(reply: str) -> float:
+    """How many values the JSON array that the reply is has; for another reply no bound holds."""
     value = _parse(reply)
-    return len(value) if isinstance(value, list) else -1
+    return len(value) if isinstance(value, list) else NONE
 
 
 def json_schema(reply: str, *, schema: Mapping[str, Any]) -> bool:
     """The reply is a JSON value that the schema allows. Raises InputError for no schema."""
     for word in _words_of_schema(schema):
-        if word in ("pattern", "patternProperties", "$dynamicRef"):
-            raise InputError(f"json_schema: `{word}` is not read; say it by another constraint")
+        if word not in _READ:
+            raise InputError(f"json_schema: `{word}` is not read; leave it out")
     try:
         Draft202012Validator.check_schema(schema)
         # With a registry of its own it fetches nothing that a schema refers to.
         allows = Draft202012Validator(schema, registry=Registry()).is_valid
         value = _parse(reply)
         return value is not None and bool(allows(value))
+    except (RecursionError, OverflowError):  # of values that no schema needs
+        return False
     except (SchemaError, Unresolvable) as error:
         raise InputError(f"json_schema: {str(error).splitlines()[0]}") from None
 
@@ -68,10 +81,12 @@ def _words_of_schema(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
         for word, inner in schema.items():
             yield str(word)
-            # The properties of an object may have any name.
-            named = inner.values() if word in _NAMING and isinstance(inner, Mapping) else [inner]
-            for each in named:
-                yield from _words_of_schema(each)
+            if word in _NAMING and isinstance(inner, Mapping):
+                # Their keys are names of a person's own.
+                for each in inner.values():
+                    yield from _words_of_schema(each)
+            elif word not in _VALUES:
+                yield from _words_of_schema(inner)
     elif isinstance(schema, list):
         for each in schema:
             yield from _words_of_schema(each)
@@ -91,14 +106,16 @@ def csv_table(reply: str, *, columns: int | None = None, rows: int | None = None
 
 
 def yaml_keys(reply: str, *, keys: Sequence[str]) -> bool:
-    """The reply is a YAML mapping with these keys and no others."""
-    if len(reply) > _LONGEST_YAML:
+    """The reply is a YAML mapping with these keys, each once, and no others."""
+    if len(reply) > _LONGEST_YAML or reply.count("[") + reply.count("{") > _DEEPEST_YAML:
         return False
     try:
-        value = yaml.safe_load(reply)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        node = yaml.compose(reply, Loader=yaml.BaseLoader)  # makes no values of what is written
+    except (yaml.YAMLError, ValueError):
         return False
-    return isinstance(value, dict) and set(value) == set(keys)
+    if not isinstance(node, yaml.MappingNode):
+        return False
+    return sorted(str(key.value) for key, _ in node.value) == sorted(keys)
 
 
 def _parse(reply: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
+from unicodedata import normalize
 
 import regex
 
@@ -57,12 +58,12 @@ def scripts_by_sentence(reply: str, *, scripts: list[str]) -> bool:
 @bounded
 def accented_letters(reply: str) -> int:
     """How many Latin letters beside a to z there are, e.g. `é` or `ß`."""
-    return len(_ACCENTED.findall(reply))
+    return len(_ACCENTED.findall(normalize("NFC", reply)))
 
 
 def plain_latin(reply: str) -> bool:
     """Every letter is one from a to z."""
-    found = _LETTER.findall(reply)
+    found = _LETTER.findall(normalize("NFC", reply))
     return bool(found) and all(letter.isascii() for letter in found)
 
 
@@ -75,7 +76,9 @@ def _share(reply: str, script: str) -> float:
 
 @cache
 def _letters_of(script: str) -> Any:
-    known = r"\p{Hiragana}\p{Katakana}\p{Han}ー" if script == _JAPANESE else rf"\p{{{script}}}"
+    known = (
+        r"\p{Hiragana}\p{Katakana}\p{Han}ー" if script == _JAPANESE else rf"\p{{Script={script}}}"
+    )
     try:
         return regex.compile(rf"[[{known}]&&\p{{L}}]", regex.VERSION1)
     except regex.error:

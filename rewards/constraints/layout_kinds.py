@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from rewards.constraints.bounds import bounded
-from rewards.text import lines_of, paragraphs_of, without_mark, words_of
+from rewards.constraints.bounds import NONE, bounded
+from rewards.text import has_text, lines_of, paragraphs_of, without_mark, words_of
 
 _BULLET = re.compile(r"^\s*[-*]\s+\S")
-_NUMBERED = re.compile(r"^\s*(\d+)[.)]\s+\S")
+_NUMBERED = re.compile(r"^\s*(\d{1,9})[.)]\s+\S")
+_ITEM = re.compile(r"^(\s*)(?:[-*+•]|\d{1,9}[.)])\s+\S")
 _CHECKBOX = re.compile(r"^\s*[-*] \[[ xX]\] \S")
-_HIGHLIGHT = re.compile(r"(?<!\*)\*(?![\s*])[^*\n]*[^\s*]\*(?!\*)|(?<!\*)\*[^\s*]\*(?!\*)")
+_HIGHLIGHT = re.compile(r"(?<![*\w])\*(?!\s)[^*\n]+(?<!\s)\*(?![*\w])")
 _BOLD = re.compile(r"\*\*(?!\s)[^*\n]+(?<!\s)\*\*")
 _HEADING = re.compile(r"^(#{1,6}) +\S")
-_FENCE = re.compile(r"```([\w+-]*)[ \t]*")
+_FENCE = re.compile(r"``` ?([^\s`]*)")
+_SIGNS = (
+    re.compile(r"^[ \t]*(?:#{1,6} |[-*+] |\d+[.)] |> ?\S|```|~~~|=+$)", re.MULTILINE),
+    re.compile(r"!?\[[^\[\]\n]*\]\([^\s()\[\]]+\)"),
+    re.compile(r"(?<!\w)__?(?!\s)[^_\n]+(?<!\s)__?(?!\w)"),
+)
+"""of Markdown: what a line begins with, links and pictures, parts between underscores"""
 _INLINE_CODE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 _LINK = re.compile(r"(?<!!)\[[^\[\]\n]+\]\([^\s()\[\]]+\)")
 _RULE = re.compile(r"^[ \t]*(?:\*{3,}|-{3,}|_{3,})[ \t]*$", re.MULTILINE)
 _TITLE = re.compile(r"<<([^\n<>]+)>>")
 _TABLE_RULE = re.compile(r":?-+:?")
 _KEYED = re.compile(r"^\s*[^\s:][^:]*:\s+\S")
-_FORMULA = re.compile(r"(?<![\\$])\$(?!\s)[^$\n]+(?<!\s)\$(?!\$)")
+_FORMULA = re.compile(r"\$\$[^$]+\$\$|(?<![\\$])\$(?!\s)[^$\n]+(?<!\s)\$(?![\d$])")
 _TWO_ANSWERS = "******"
 
 
@@ -58,10 +66,11 @@ def bullet_count(reply: str) -> int:
 
 
 @bounded
-def numbered_count(reply: str) -> int:
-    """How many items `1.`, `2.`, ... there are; 0 if the numbers are not those, in order."""
-    found = [int(match[1]) for line in lines_of(reply) if (match := _NUMBERED.match(line))]
-    return len(found) if found == list(range(1, len(found) + 1)) else 0
+def numbered_count(reply: str) -> float:
+    """How many items `1.`, `2.`, ... there are; with other numbers no bound holds."""
+    items = [match for line in lines_of(reply) if (match := _NUMBERED.match(line))]
+    found = [int(match[1]) for match in items if has_text(match.string[match.end(1) :])]
+    return len(found) if found == list(range(1, len(found) + 1)) else NONE
 
 
 @bounded
@@ -72,28 +81,31 @@ def checkbox_count(reply: str) -> int:
 
 def nested_bullets(reply: str) -> bool:
     """At least one item stands further right than the item of the line before it."""
-    found = [len(line) - len(line.lstrip()) for line in lines_of(reply) if _BULLET.match(line)]
+    items = [match for line in lines_of(reply) if (match := _ITEM.match(line))]
+    found = [len(match[1].expandtabs()) for match in items]
     return any(first < second for first, second in pairwise(found))
 
 
 @bounded
-def numbered_steps(reply: str, *, word: str = "Step") -> int:
-    """How many lines begin with `Step 1:`, `Step 2:`, ...; 0 if not those, in order."""
-    begin = re.compile(rf"{re.escape(word)} (\d+): *\S")
-    found = [int(match[1]) for line in lines_of(reply) if (match := begin.match(line.strip()))]
-    return len(found) if found == list(range(1, len(found) + 1)) else 0
+def numbered_steps(reply: str, *, word: str = "Step") -> float:
+    """How many lines begin with `Step 1:`, `Step 2:`, ...; with other numbers no bound holds."""
+    begin = re.compile(rf"{re.escape(word)} (\d{{1,9}}):[*_]* *\S")
+    found = [
+        int(match[1]) for line in lines_of(reply) if (match := begin.match(line.strip(" \t*_#")))
+    ]
+    return len(found) if found == list(range(1, len(found) + 1)) else NONE
 
 
 @bounded
 def highlights(reply: str) -> int:
     """How many parts are `*set apart*`, `**strongly**` or not."""
-    return len(_HIGHLIGHT.findall(reply)) + len(_BOLD.findall(reply))
+    return _with_text(_HIGHLIGHT, reply) + _with_text(_BOLD, reply)
 
 
 @bounded
 def bold_parts(reply: str) -> int:
     """How many parts are `**bold**`."""
-    return len(_BOLD.findall(reply))
+    return _with_text(_BOLD, reply)
 
 
 @bounded
@@ -105,13 +117,15 @@ def headings(reply: str, *, level: int | None = None) -> int:
 
 @bounded
 def sections(reply: str, *, word: str) -> int:
-    """How many sections begin with e.g. `Section 1`."""
-    return len(re.findall(rf"(?<!\w){re.escape(word)}\s?\d+(?!\w)", reply))
+    """How many of `Section 1`, `Section 2`, ... there are, without a gap."""
+    begin = re.compile(rf"(?<!\w){re.escape(word)}\s?(\d{{1,9}})(?!\w)")
+    found = {int(number) for number in begin.findall(reply)}
+    return next(n for n in range(len(found) + 1) if n + 1 not in found)
 
 
 def title(reply: str) -> bool:
     """The reply has a title in double angular brackets: `<<A title>>`."""
-    return any(found.strip() for found in _TITLE.findall(reply))
+    return _with_text(_TITLE, reply) > 0
 
 
 def table(reply: str, *, columns: int | None = None, rows: int | None = None) -> bool:
@@ -122,9 +136,10 @@ def table(reply: str, *, columns: int | None = None, rows: int | None = None) ->
         is_rule = all(_TABLE_RULE.fullmatch(cell.strip()) for cell in rule)
         if width < 2 or len(rule) != width or not is_rule:
             continue
-        body = 0
-        while index + 1 + body < len(lines) and len(_cells(lines[index + 1 + body])) == width:
-            body += 1
+        below = itertools.takewhile(
+            lambda line, width=width: len(_cells(line)) == width, lines[index + 1 :]
+        )
+        body = sum(has_text(line) for line in below)
         if (columns is None or width == columns) and (rows is None or body == rows):
             return True
     return False
@@ -169,22 +184,24 @@ def quoted_lines(reply: str) -> int:
 
 
 @bounded
-def parts_between_rules(reply: str) -> int:
-    """How many parts there are between lines of `***` or `---`."""
-    return sum(bool(part.strip()) for part in _RULE.split(reply))
+def parts_between_rules(reply: str, *, mark: str = "") -> int:
+    """How many parts there are between lines of the mark alone, or of any rule: `***`, `---`."""
+    rule = re.compile(rf"^[ \t]*{re.escape(mark)}[ \t]*$", re.MULTILINE) if mark else _RULE
+    return sum(bool(part.strip()) for part in rule.split(reply))
 
 
 def two_answers(reply: str) -> bool:
-    """Two different answers with a line of six asterisks between them, and nothing else."""
+    """The reply is two different answers with six asterisks between them, and nothing else."""
     parts = [part.strip() for part in reply.split(_TWO_ANSWERS)]
-    return len(parts) == 2 and all(parts) and parts[0] != parts[1]
+    said = [words_of(part.lower()) for part in parts]
+    return len(parts) == 2 and all(parts) and said[0] != said[1]
 
 
 def no_markdown(reply: str) -> bool:
-    """The reply has no headings, items, bold parts, code or links of Markdown."""
-    marked = any(_HEADING.match(s) or _BULLET.match(s) for s in lines_of(reply))
-    signs = (_BOLD, _INLINE_CODE, _LINK)
-    return not marked and "```" not in reply and not any(sign.search(reply) for sign in signs)
+    """The reply has no headings, items, quotations, tables, code, links, bold or slanted parts of
+    Markdown."""
+    signs = (*_SIGNS, _RULE, _HIGHLIGHT, _BOLD, _INLINE_CODE)
+    return not any(sign.search(reply) for sign in signs) and not table(reply)
 
 
 def one_line(reply: str) -> bool:
@@ -198,17 +215,18 @@ def one_paragraph(reply: str) -> bool:
 
 
 @bounded
-def indentation(reply: str) -> int:
-    """By how many spaces the lines are set in; -1 if not all by the same number."""
+def indentation(reply: str) -> float:
+    """By how many spaces the lines are set in; with unequal lines no bound holds."""
     found = {len(line) - len(line.lstrip(" ")) for line in lines_of(reply)}
-    return found.pop() if len(found) == 1 else -1
+    return found.pop() if len(found) == 1 else NONE
 
 
 def key_value_lines(reply: str, *, keys: Sequence[str] | None = None) -> bool:
     """Every line is `key: value`; with just these keys in this order if said."""
     found = lines_of(reply)
     is_keyed = bool(found) and all(_KEYED.match(line) for line in found)
-    names = [line.partition(":")[0].strip() for line in found]
+    names = [line.partition(":")[0].strip(" \t*_") for line in found]
+    is_keyed = is_keyed and all(has_text(line.partition(":")[2]) for line in found)
     return is_keyed and (keys is None or names == list(keys))
 
 
@@ -217,8 +235,8 @@ def dialogue(reply: str, *, names: Sequence[str], lines: int | None = None) -> b
     found = lines_of(reply)
     spoken = [line.partition(":") for line in found]
     wanted = [names[i % len(names)] for i in range(len(found))]
-    in_turns = [name.strip() for name, _, _ in spoken] == wanted
-    says = all(text.strip() for _, _, text in spoken)
+    in_turns = [name.strip(" \t*_") for name, _, _ in spoken] == wanted
+    says = all(has_text(text) for _, _, text in spoken)
     enough = len(found) >= len(names) if lines is None else len(found) == lines
     return bool(found) and in_turns and says and enough
 
@@ -228,6 +246,10 @@ def wrapped_in_tag(reply: str, *, tag: str) -> bool:
     inner = reply.strip().removeprefix(f"<{tag}>").removesuffix(f"</{tag}>")
     is_whole = f"<{tag}>{inner}</{tag}>" == reply.strip()
     return is_whole and bool(inner.strip()) and f"<{tag}>" not in inner and f"</{tag}>" not in inner
+
+
+def _with_text(pattern: re.Pattern[str], reply: str) -> int:
+    return sum(has_text(match[0]) for match in pattern.finditer(reply))
 
 
 def _cells(line: str) -> list[str]:
@@ -244,7 +266,7 @@ def code_apart(reply: str) -> tuple[list[str], list[tuple[str, str]]]:
     others, blocks = list[str](), list[tuple[str, str]]()
     opened, language = list[str](), None
     for line in reply.splitlines():
-        fence = _FENCE.fullmatch(line)
+        fence = _FENCE.fullmatch(line.strip())
         if language is None and fence is not None:
             opened, language = [line], fence[1]
         elif language is not None and fence is not None and not fence[1]:

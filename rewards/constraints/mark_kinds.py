@@ -6,19 +6,27 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Literal
+from unicodedata import category
 
 import regex
 
 from infra.errors import InputError
 from rewards.constraints.bounds import bounded
-from rewards.text import lines_of, sentences_of, words_of
+from rewards.text import ended_sentences_of, has_text, lines_of, sentences_of, words_of
 
-_EMOJI = regex.compile(r"\p{Emoji_Presentation}|\p{Extended_Pictographic}")
+_EMOJI = regex.compile(r"\p{Emoji_Presentation}|\p{Emoji}\uFE0F")
+_ONLY_EMOJIS = regex.compile(r"(?:[\p{Emoji_Presentation}\p{M}\u200D\s]|\p{Emoji}\uFE0F)+")
+_WORDS_AND_SPACE = regex.compile(r"[\p{L}\p{M}\p{N}\s]*")
 _PLACEHOLDER = re.compile(r"\[[^\[\]\n]+\]")
 _BRACKETS = re.compile(r"\([^()\n]+\)")
 _QUOTATION = re.compile(r"\"[^\"\n]+\"|“[^“”\n]+”")
-_CONTRACTION = re.compile(r"[^\W\d_]['’](?:s|t|re|ve|ll|d|m)\b", re.IGNORECASE)
-_HYPHENATED = re.compile(r"(?<![\w-])[^\W\d_]+(?:-[^\W\d_]+)+(?![\w-])")
+_CONTRACTION = re.compile(
+    r"\b(?:(?:it|he|she|that|this|what|who|where|when|how|why|there|here|let)['’]s"
+    r"|[^\W\d_]+n['’]t|[^\W\d_]+['’](?:re|ve|ll|d|m))\b",
+    re.IGNORECASE,
+)
+"""a possessive, as in `Ann's`, is none"""
+_HYPHENATED = re.compile(r"(?<![\w-])[^\W_]+(?:[-\u2011][^\W\d_]+)+(?![\w-])")
 _ENDS = ".!?"
 _STYLES = {
     "snake": re.compile(r"[a-z]+(?:_[a-z0-9]+)+"),
@@ -104,45 +112,46 @@ def no_marks(reply: str, *, marks: str) -> bool:
 
 def no_punctuation(reply: str) -> bool:
     """The reply has letters, digits and white space only."""
-    return all(character.isalnum() or character.isspace() for character in reply)
+    return _WORDS_AND_SPACE.fullmatch(reply) is not None
 
 
 def each_sentence_ends_with(reply: str, *, mark: Literal[".", "!", "?"]) -> bool:
     """Every sentence ends with the mark, once."""
     if mark not in _ENDS:
         raise InputError(f"mark {mark!r} ends no sentence; allowed: . ! ?")
-    found = re.findall(rf"[{_ENDS}]+(?=\s|$)", reply.strip())
-    return bool(found) and set(found) == {mark} and reply.strip().endswith(mark)
+    found = [end for _, end in ended_sentences_of(reply)]
+    return bool(found) and set(found) == {mark}
 
 
 def ends_alternate(reply: str) -> bool:
     """No two sentences after each other end with the same mark."""
-    found = re.findall(rf"[{_ENDS}]+(?=\s|$)", reply.strip())
+    found = [end[-1:] for _, end in ended_sentences_of(reply)]
     return len(found) > 1 and all(a != b for a, b in pairwise(found))
 
 
 @bounded
 def questions(reply: str) -> int:
     """How many sentences are questions."""
-    return len(re.findall(r"\?(?=\s|$|[\"”')])", reply))
+    return sum("?" in end or "？" in end or "؟" in end for _, end in ended_sentences_of(reply))
 
 
 @bounded
 def exclamations(reply: str) -> int:
     """How many sentences are exclamations."""
-    return len(re.findall(r"!(?=\s|$|[\"”')])", reply))
+    return sum("!" in end or "！" in end for _, end in ended_sentences_of(reply))
 
 
 def in_quotation_marks(reply: str) -> bool:
     """The whole reply stands in double quotation marks."""
     text = reply.strip()
-    return len(text) > 2 and text[0] == text[-1] == '"' and bool(text[1:-1].strip())
+    inner, ends = text[1:-1], text[:1] + text[-1:]
+    return ends in ('""', "“”") and has_text(inner) and not set(inner) & set('"“”')
 
 
 @bounded
 def quotations(reply: str) -> int:
     """How many parts stand in double quotation marks."""
-    return len(_QUOTATION.findall(reply))
+    return sum(has_text(found) for found in _QUOTATION.findall(reply))
 
 
 @bounded
@@ -154,7 +163,7 @@ def placeholders(reply: str) -> int:
 @bounded
 def parentheses(reply: str) -> int:
     """How many parts stand in round brackets."""
-    return len(_BRACKETS.findall(reply))
+    return sum(has_text(found) for found in _BRACKETS.findall(reply))
 
 
 @bounded
@@ -166,7 +175,7 @@ def ellipses(reply: str) -> int:
 @bounded
 def emojis(reply: str) -> int:
     """How many emojis there are."""
-    return len(_EMOJI.findall(reply))
+    return sum(_EMOJI.search(seen) is not None for seen in regex.findall(r"\X", reply))
 
 
 def no_emoji(reply: str) -> bool:
@@ -176,9 +185,9 @@ def no_emoji(reply: str) -> bool:
 
 def emoji_ends_each_sentence(reply: str) -> bool:
     """After every sentence stands an emoji."""
-    pieces = [piece for piece in re.split(rf"[{_ENDS}]+", reply) if piece.strip()]
-    begun = pieces[1:] + ([""] if reply.strip()[-1:] in _ENDS else [])
-    return bool(begun) and all(_EMOJI.match(piece.strip()) for piece in begun)
+    pieces = re.split(rf"[{_ENDS}]+[\"”’')*_]*(?!\w)", reply)
+    after, last = [piece.strip() for piece in pieces[1:]], pieces[-1].strip()
+    return bool(after) and all(map(_EMOJI.match, after)) and bool(_ONLY_EMOJIS.fullmatch(last))
 
 
 def no_digits(reply: str) -> bool:
@@ -217,7 +226,7 @@ def hyphenated_words(reply: str) -> int:
 def lines_end_without_mark(reply: str) -> bool:
     """No line ends with a mark of punctuation."""
     found = [line.rstrip() for line in lines_of(reply)]
-    return bool(found) and all(line[-1].isalnum() for line in found)
+    return bool(found) and not any(category(line[-1]).startswith("P") for line in found)
 
 
 MARK_KINDS: Mapping[str, Callable[..., bool]] = {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from unicodedata import category
 
+from infra.errors import InputError
+from rewards.constraints.word_kinds import as_words
 from rewards.text import lines_of, paragraphs_of, sentences_of, words_of
 
 
@@ -15,23 +19,23 @@ def starts_with(reply: str, *, text: str) -> bool:
 
 def ends_with(reply: str, *, text: str) -> bool:
     """The reply ends with the text, to the letter."""
-    return reply.endswith(text)
+    return reply.rstrip("\n").endswith(text)
 
 
 def ends_with_phrase(reply: str, *, text: str) -> bool:
     """The reply ends with the text, capitals and white space after it or not."""
-    ends = text.strip().strip('"').lower()
-    return bool(ends) and reply.strip().strip('"').lower().endswith(ends)
+    ends, said = (part.strip().strip('"').lower().replace("’", "'") for part in (text, reply))
+    return bool(ends) and said.endswith(ends)
 
 
 def first_word(reply: str, *, word: str) -> bool:
     """The first word is this one."""
-    return _word_at(words_of(reply), 0) == word.lower()
+    return [_word_at(words_of(reply), 0)] == as_words([word])
 
 
 def last_word(reply: str, *, word: str) -> bool:
     """The last word is this one."""
-    return _word_at(words_of(reply), -1) == word.lower()
+    return [_word_at(words_of(reply), -1)] == as_words([word])
 
 
 def first_and_last_word_equal(reply: str) -> bool:
@@ -88,7 +92,7 @@ def sentence_chain(reply: str) -> bool:
 def postscript(reply: str, *, mark: str = "P.S.") -> bool:
     """A line of the last paragraph begins with the mark, capitals or not, and text follows it."""
     last = paragraphs_of(reply)[-1:]
-    lines = [line.strip().lower() for line in last[0].splitlines()] if last else []
+    lines = [line.strip(" \t*_").lower() for line in last[0].splitlines()] if last else []
     mark = mark.lower()
     at = next((i for i, line in enumerate(lines) if line.startswith(mark)), None)
     has_text = at is not None and bool(words_of(" ".join(lines[at:]).removeprefix(mark)))
@@ -102,15 +106,16 @@ def repeats_request(reply: str, *, request: str) -> bool:
 
 
 def greeting(reply: str, *, name: str) -> bool:
-    """The first line greets the name: `Dear Ann,` or `Hello Ann,`."""
+    """The first line greets the name, e.g. `Dear Ann,` or `Hello, Ann!`."""
     first = (lines_of(reply) or [""])[0].strip()
-    return first in (f"Dear {name},", f"Hello {name},", f"Hi {name},")
+    greets = rf"(?:my )?(?:dear(?:est)?|hello|hi|hey|good \w+),? {re.escape(name)}(?!\w)"
+    return re.match(greets, first, re.IGNORECASE) is not None
 
 
 def signature(reply: str, *, name: str) -> bool:
     """The last line is the name alone, after text."""
     found = [line.strip() for line in lines_of(reply)]
-    return len(found) > 1 and found[-1].lstrip("-– ").strip() == name
+    return len(found) > 1 and found[-1].strip("-–—*_. ") == name
 
 
 def acrostic_of_lines(reply: str, *, word: str) -> bool:
@@ -130,12 +135,12 @@ def acrostic_of_words(reply: str, *, word: str) -> bool:
 
 def ends_with_question(reply: str) -> bool:
     """The reply ends with a question."""
-    return reply.rstrip(" \n\"”').").endswith("?") and reply.rstrip(" \n\"”'").endswith("?")
+    return re.search(r"\?[\s\"”’'*_)]*\Z", reply) is not None
 
 
 def ends_without_mark(reply: str) -> bool:
     """The last character is a letter or a digit."""
-    return reply.rstrip()[-1:].isalnum()
+    return not category(reply.rstrip()[-1:] or ".").startswith("P")
 
 
 def starts_and_ends_with_line(reply: str, *, text: str) -> bool:
@@ -149,12 +154,15 @@ def _word_at(words: Sequence[str], index: int) -> str:
 
 
 def _first_of(parts: Sequence[str], number: int, word: str) -> bool:
-    is_there = 1 <= number <= len(parts)
-    return is_there and _word_at(words_of(parts[number - 1]), 0) == word.lower()
+    if number < 1:
+        raise InputError(f"number: {number} is none; the first is 1")
+    wanted = as_words([word])
+    return number <= len(parts) and [_word_at(words_of(parts[number - 1]), 0)] == wanted
 
 
 def _all_begin(parts: Sequence[str], word: str) -> bool:
-    return bool(parts) and all(_word_at(words_of(part), 0) == word.lower() for part in parts)
+    wanted = as_words([word])
+    return bool(parts) and all([_word_at(words_of(part), 0)] == wanted for part in parts)
 
 
 def _spells(parts: Sequence[str], word: str) -> bool:

@@ -11,9 +11,13 @@ from rewards.constraints.bounds import bounded, within
 from rewards.text import paragraphs_of, sentences_of, words_of
 
 
-def keyword(reply: str, *, word: str, at_least: int = 1, at_most: int | None = None) -> bool:
-    """The reply contains the word, as often as required."""
-    (wanted,) = _lower([word])
+def keyword(
+    reply: str, *, word: str, at_least: int | None = None, at_most: int | None = None
+) -> bool:
+    """The reply contains the word, as often as required; without a number at least once."""
+    if at_least is None and at_most is None:
+        at_least = 1
+    (wanted,) = as_words([word])
     count = [found.lower() for found in words_of(reply)].count(wanted)
     return within(count, at_least=at_least, at_most=at_most)
 
@@ -21,34 +25,34 @@ def keyword(reply: str, *, word: str, at_least: int = 1, at_most: int | None = N
 def forbidden(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains none of the words."""
     found = {word.lower() for word in words_of(reply)}
-    return bool(found) and found.isdisjoint(_lower(words))
+    return bool(found) and found.isdisjoint(as_words(words))
 
 
 def allowed_words(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains no other words."""
     found = {word.lower() for word in words_of(reply)}
-    return bool(found) and found <= set(_lower(words))
+    return bool(found) and found <= set(as_words(words))
 
 
 def all_words(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains every one of the words."""
-    return set(_lower(words)) <= {word.lower() for word in words_of(reply)}
+    return set(as_words(words)) <= {word.lower() for word in words_of(reply)}
 
 
 def any_word(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains at least one of the words."""
-    return not {word.lower() for word in words_of(reply)}.isdisjoint(_lower(words))
+    return not {word.lower() for word in words_of(reply)}.isdisjoint(as_words(words))
 
 
 def words_in_order(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains the words in this order, others between them or not."""
     left = iter(word.lower() for word in words_of(reply))
-    return all(word in left for word in _lower(words))
+    return all(word in left for word in as_words(words))
 
 
 def word_pair(reply: str, *, first: str, second: str) -> bool:
     """One word directly follows the other."""
-    wanted = _lower([first, second])
+    wanted = as_words([first, second])
     return any([*pair] == wanted for pair in pairwise(word.lower() for word in words_of(reply)))
 
 
@@ -101,12 +105,12 @@ def alliteration(reply: str, *, letter: str) -> int:
 
 
 def each_starts_with(reply: str, *, text: str) -> bool:
-    """Every word begins so."""
+    """Every word begins with the text."""
     return _each(reply, lambda word: word.startswith(text.lower()))
 
 
 def each_ends_with(reply: str, *, text: str) -> bool:
-    """Every word ends so."""
+    """Every word ends with the text."""
     return _each(reply, lambda word: word.endswith(text.lower()))
 
 
@@ -116,17 +120,17 @@ def each_contains_letter(reply: str, *, letter: str) -> bool:
 
 
 def longest_word(reply: str, *, at_most: int) -> bool:
-    """No word has more letters."""
+    """No word has more than `at_most` letters."""
     return _each(reply, lambda word: len(word) <= at_most)
 
 
 def shortest_word(reply: str, *, at_least: int) -> bool:
-    """No word has fewer letters."""
+    """No word has fewer than `at_least` letters."""
     return _each(reply, lambda word: len(word) >= at_least)
 
 
 def distinct(reply: str) -> bool:
-    """No word twice."""
+    """No word occurs twice."""
     found = [word.lower() for word in words_of(reply)]
     return bool(found) and len(set(found)) == len(found)
 
@@ -139,7 +143,7 @@ def distinct_words(reply: str) -> int:
 
 @bounded
 def most_repeated_word(reply: str) -> int:
-    """How often the word that occurs most often does."""
+    """How often the most frequent word occurs."""
     return max(Counter(word.lower() for word in words_of(reply)).values(), default=0)
 
 
@@ -150,27 +154,27 @@ def no_word_twice_in_a_row(reply: str) -> bool:
 
 
 def alphabetical(reply: str) -> bool:
-    """Words in alphabetical order."""
+    """The words are in alphabetical order."""
     found = [word.lower() for word in words_of(reply)]
-    return bool(found) and found == sorted(found)
+    return len(found) > 1 and found == sorted(found)
 
 
 def reverse_alphabetical(reply: str) -> bool:
-    """Words in the order of the alphabet read backwards."""
+    """The words are in the order of the alphabet read backwards."""
     found = [word.lower() for word in words_of(reply)]
-    return bool(found) and found == sorted(found, reverse=True)
+    return len(found) > 1 and found == sorted(found, reverse=True)
 
 
 def growing_words(reply: str) -> bool:
     """Each word has more letters than the one before it."""
     lengths = [len(word) for word in words_of(reply)]
-    return bool(lengths) and all(first < second for first, second in pairwise(lengths))
+    return len(lengths) > 1 and all(first < second for first, second in pairwise(lengths))
 
 
 def word_chain(reply: str) -> bool:
     """Each word begins with the last letter of the one before it."""
     found = [word.lower() for word in words_of(reply)]
-    return bool(found) and all(first[-1] == second[0] for first, second in pairwise(found))
+    return len(found) > 1 and all(first[-1] == second[0] for first, second in pairwise(found))
 
 
 @bounded
@@ -180,12 +184,12 @@ def palindromes(reply: str) -> int:
     return sum(len(word) > 2 and word == word[::-1] for word in found)
 
 
-def _lower(words: Sequence[str]) -> list[str]:
-    """In lower case. Raises InputError for what no reply can have as one word."""
+def as_words(words: Sequence[str]) -> list[str]:
+    """The words in lower case. Raises InputError for what no reply can have as one word."""
     for word in words:
-        if words_of(word) != [word]:
+        if words_of(word) != [word.replace("’", "'")]:
             raise InputError(f"{word!r} is not one word; a word is a run of letters, e.g. `don't`")
-    return [word.lower() for word in words]
+    return [word.lower().replace("’", "'") for word in words]
 
 
 def _each(reply: str, holds: Callable[[str], bool]) -> bool:
@@ -198,6 +202,8 @@ def _in_each(parts: Sequence[str], word: str) -> bool:
 
 
 def _in_part(parts: Sequence[str], word: str, number: int) -> bool:
+    if number == 0:
+        raise InputError("number: 0 is none; write 1 for the first, -1 for the last")
     index = number - 1 if number > 0 else number
     return -len(parts) <= index < len(parts) and keyword(parts[index], word=word)
 

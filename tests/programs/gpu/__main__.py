@@ -6,8 +6,9 @@ decide most first: a part that has no time left is named, and so is one that was
 found so far is in the file after each part, and in a table also when the program is ended. The
 parts that are named on the command line have all the time that they want.
 
-All but `recipe` and `agreement` need torch, megatron-core, numpy, pydantic, safetensors, psutil and
-rich, and neither Ray nor SGLang: they run where nothing else is installed. Without a GPU the parts
+`recipe` needs Ray, SGLang, Prefect and MLflow, `agreement` and `rounding` need transformers, and
+`memory-saver` needs torch_memory_saver. The others need torch, megatron-core, numpy, pydantic,
+safetensors, psutil and rich: they run where nothing else is installed. Without a GPU the parts
 that a CPU can show run on a tiny model, and the others are named with the reason. Exit 1 if a row
 does not hold, or a part fails, was cut off or had no time.
 """
@@ -63,22 +64,22 @@ class Part:
 
 
 PARTS = (
-    Part("host.facts", 45, needs_gpu=True),
+    Part("host_facts.facts", 45, needs_gpu=True),
     Part("parity.measure", 90),
     Part("kernels.packed_attention", 45),
     Part("kernels.fused_kernels", 90),
     Part("training.low_precision"),
-    Part("agreement.agreement", 90, packages=("transformers",)),
-    Part("device_memory.publish", 45, needs_gpu=True),
+    Part("engine_agreement.agreement", 90, packages=("transformers",)),
+    Part("device_memory.open_bucket", 45, needs_gpu=True),
     Part("publishing.publishes", 60),
     Part("publishing.broadcasts", 45),
-    Part("host.memory_saver", 30, needs_gpu=True, packages=("torch_memory_saver",)),
+    Part("host_facts.memory_saver", 30, needs_gpu=True, packages=("torch_memory_saver",)),
     Part("training.sleeping", 45),
     Part("training.speed", 90),
     Part("training.wide_speed", 90, needs_gpu=True),
     Part("training.memory", 60),
-    Part("agreement.learning_curves", 60),
-    Part("agreement.rounding", 60, packages=("transformers",)),
+    Part("engine_agreement.learning_curves", 60),
+    Part("engine_agreement.rounding", 60, packages=("transformers",)),
     Part("kernels.fused_loss", 45),
     Part("training.saving"),
     Part("training.scoring", 45),

@@ -24,7 +24,7 @@ RUN_S = 300
 _DEVICE = 6
 
 
-def publish() -> list[Row]:
+def open_bucket() -> list[Row]:
     """300 MB, against a copy on the device."""
     place = device.device()
     flat = torch.randint(0, 256, (NUM_BYTES,), dtype=torch.uint8, device=place)

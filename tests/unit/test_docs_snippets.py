@@ -27,6 +27,7 @@ from flows.recipe import Expert, Recipe
 from flows.reports.report import Report
 from infra.config import Config
 from infra.errors import InputError
+from rewards.constraints.constraints import obeys
 from tasks.stage_kinds import PATH_KINDS
 from tests.integration.agents.test_real_harnesses import OPENCODE_SETTINGS, QWEN_SETTINGS
 from tests.parts.doc_blocks import ROOT, Block, blocks, languages, named, snippets
@@ -238,7 +239,9 @@ def test_json_is_what_a_command_prints_a_row_of_data_or_a_harness_is_set_to(bloc
     for line in block.text.splitlines():
         row = json.loads(line)
         if "question" in row:
-            assert read_prompt(row, PromptSource(files=["questions.jsonl"])).reference
+            reference = read_prompt(row, PromptSource(files=["questions.jsonl"])).reference
+            assert reference
+            assert all(obeys("Tea is good.", c) for c in reference.get("constraints", ()))
         else:
             assert read_row(row, Columns(), "auto").messages[-1].role == "assistant"
 

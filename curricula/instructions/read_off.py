@@ -128,14 +128,15 @@ def _of_words(text: _Text, rng: random.Random) -> Iterator[Rule]:
         if all(a != b for a, b in pairwise(text.lower)):
             yield "Never write the same word twice in a row.", {"kind": "no_word_twice_in_a_row"}
         most = Counter(text.lower).most_common(1)[0][1]
-        yield (
-            f"Use no word more than {most} times.",
-            {"kind": "most_repeated_word", "at_most": most},
-        )
+        if most > 1:  # else it is said above
+            yield (
+                f"Use no word more than {most} times.",
+                {"kind": "most_repeated_word", "at_most": most},
+            )
 
 
 def _of_length(text: _Text, rng: random.Random) -> Iterator[Rule]:
-    yield _count(rng, "length", len(text.whole), "characters, spaces included", "Write")
+    yield _count(rng, "length", len(text.whole.strip()), "characters, spaces included", "Write")
     yield _count(rng, "item_count", len(text.lines), "lines, empty ones not counted", "Write")
     letters = sum(character.isalpha() for character in text.whole)
     if letters:
@@ -150,7 +151,7 @@ def _of_length(text: _Text, rng: random.Random) -> Iterator[Rule]:
         f"Put at most {counted(max(in_lines), 'words')} in a line.",
         {"kind": "words_in_each_line", "at_most": max(in_lines)},
     )
-    if len(text.lines) == 1:
+    if "\n" not in text.whole:
         yield "Write one line only.", {"kind": "one_line"}
     if len(text.paragraphs) == 1:
         yield "Write one paragraph, without an empty line.", {"kind": "one_paragraph"}
@@ -292,7 +293,7 @@ def _of_marks(text: _Text, rng: random.Random) -> Iterator[Rule]:
 
 
 def _of_marks_in_prose(text: _Text, rng: random.Random) -> Iterator[Rule]:
-    ends = re.findall(r"[.!?]+(?=\s|$)", text.whole)
+    ends = _SENTENCE_END.findall(text.whole)
     if len(set(ends)) == 1 and text.whole.endswith(ends[0]) and ends[0] in (".", "!", "?"):
         yield (
             f"End every sentence with `{ends[0]}`.",

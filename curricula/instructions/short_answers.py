@@ -148,8 +148,11 @@ def _words(topic: str, rng: random.Random) -> Answer:
     return Answer(" ".join(chosen), "words", "a few words", ((wording, constraint),))
 
 
+_FIRST_LETTERS = {word[0] for word in LEXICON}
+
+
 def _chain(rng: random.Random) -> list[str]:
-    chain = [rng.choice(LEXICON)]
+    chain = [rng.choice([word for word in LEXICON if word[-1] in _FIRST_LETTERS])]
     for _ in range(3):
         after = [word for word in LEXICON if word[0] == chain[-1][-1] and word not in chain]
         chain += rng.sample(after, 1) if after else []

@@ -136,7 +136,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How a row is read."""
+    """It says how a row is read."""
 
     kind: RowKind
     layout: Layout

@@ -20,6 +20,8 @@ from infra.errors import InputError
 
 _PARSING = threading.Lock()
 """CPython 3.11 counts the depth of all threads' trees as one: mixed, they raise SystemError"""
+_READING = threading.RLock()
+"""stages ask in threads of their own, and a module that is read halfway would give other digests"""
 _TRIES = 10
 """a library parses in other threads too (pydantic, as a module with settings is imported)"""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -84,11 +86,12 @@ class Module:
     def definition(self, name: str) -> Definition:
         """The definition of a name or method (`Class.method`), or of `ALL` or `EFFECTS`."""
         if name not in self.read:
-            own = name.removesuffix(AS_TYPE)
-            if not self._statements:
-                self.parse()
-            found = _definition(self._statements.get(own, ()), self.package)
-            self.read[name] = found if name == own else replace(found, digest="")
+            with _READING:
+                own = name.removesuffix(AS_TYPE)
+                if not self._statements:
+                    self.parse()
+                found = _definition(self._statements.get(own, ()), self.package)
+                self.read[name] = found if name == own else replace(found, digest="")
         return self.read[name]
 
     def is_type(self, name: str) -> bool:

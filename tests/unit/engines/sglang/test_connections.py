@@ -133,7 +133,7 @@ async def _served(
 ) -> AsyncGenerator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)  # an answer may take its time
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"

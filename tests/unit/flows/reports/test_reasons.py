@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def why(*changes: str) -> dict[str, list[str]]:
     return {k: v for k, v in stage_reasons(loaded, plan_post_train(loaded)).items() if v}
 
 
+@cache
 def identities(*changes: str) -> dict[str, StageIdentity]:
     return planned_identities(plan_post_train(recipe(*changes)))
 

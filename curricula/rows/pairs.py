@@ -131,7 +131,7 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
     for each in {given, inner}:
         each.close()
-    shared = min(_num_shared(told[0], other) for other in told[1:])
+    shared = min(num_shared(told[0], other) for other in told[1:])
     _check([*said], told, shared, reading.tools)
     only_read = frozenset(at for at in range(shared) if told[0][at].role == "assistant")
     made = (
@@ -350,6 +350,7 @@ def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) ->
     return [Turn(Message("user" if w == "Human" else "assistant", t.strip())) for w, t in said]
 
 
-def _num_shared(first: tuple[Message, ...], second: tuple[Message, ...]) -> int:
+def num_shared(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """With how many equal messages both begin."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -261,6 +261,43 @@ def check_hook(
 
 @app.command(
     help_epilogue=examples(
+        "judge-check letters.yaml pairs.jsonl",
+        "judge-check letters.yaml pairs.jsonl --reward letters/clear --rows 100",
+        "judge-check letters.yaml pairs.jsonl --at http://127.0.0.1:8000/v1 --model judge",
+    )
+)
+def judge_check(
+    recipe: str,
+    /,
+    *files: str,
+    reward: str = "",
+    at: str = "",
+    model: str = "",
+    rows: int = 50,
+    columns: Several = None,
+    json: Json = False,
+) -> int:
+    """Show how far a recipe's judge can be trusted: on pairs of a better and a worse answer.
+
+    It judges both answers, and the worse one with padding and with a request for the highest score:
+    four calls a pair and vote. Exit code 1 if it may be guessing.
+
+    Args:
+        recipe: A YAML file, or the name of a recipe.
+        files: JSONL, JSON, CSV or Parquet files of pairs or ranked lists, as for `preview`.
+        reward: Which judge, as EXPERT/REWARD; needed where the recipe has several.
+        at: Where a served judge is reached, e.g. by `tributary serve`: http://127.0.0.1:8000/v1.
+        model: What that address calls the judge.
+        rows: How many rows to ask about, from the first on.
+        columns: Names of the columns, e.g. chosen=good rejected=bad.
+    """
+    from flows.command.models.judge_check import check_judge
+
+    return check_judge(recipe, files, reward, (at, model), rows, columns or [], json, console)
+
+
+@app.command(
+    help_epilogue=examples(
         "admit recipe.yaml",
         "admit recipe.yaml --domain coding --count 200 --to findings.jsonl",
     )

@@ -1,0 +1,179 @@
+"""`tributary judge-check` before judges that were made to err."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.command.models.judge_check import PADDING, REQUEST
+from tests.parts.json_server import json_server
+from tests.parts.recorded_run import exit_code
+
+pytestmark = pytest.mark.unit
+
+ROWS = 12
+RL = {"steps": 1, "optimizer": {"lr": 1e-4}}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def pairs(home: Path) -> str:
+    """Sums; in every third row the better answer is the shorter one."""
+    rows = [
+        {
+            "prompt": f"What is {n} + 1?",
+            "chosen": f"It is {n + 1}." if n % 3 else f"{n + 1}",
+            "rejected": f"{n}" if n % 3 else f"I should say that it is {n}.",
+        }
+        for n in range(10, 10 + ROWS)
+    ]
+    (home / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(home / "pairs.jsonl")
+
+
+def recipe(home: Path, port: int, **options: Any) -> str:
+    reward = {
+        "name": "external-judge",
+        "outcome": True,
+        "options": {
+            "url": f"http://127.0.0.1:{port}/v1",
+            "model": "m",
+            "prompt": "{question}\n---\n{answer}",
+            "scale": [0, 10],
+            "calls_per_minute": 600_000,
+            "tries": 1,
+            "at_once": 4,  # a small server's queue is short
+            **options,
+        },
+    }
+    domain = {"curriculum": {"name": "reasoning"}, "rewards": [reward]}
+    tree = {"extends": "cpu-smoke", "name": "judged", "unified": None}
+    tree["experts"] = {"sums": {"domain": domain, "path": [{"rl": RL}]}}
+    tree["experts"] |= {"reasoning": None, "agent": None, "general": None}
+    tree["resources"] = {"stages": None}
+    (home / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    return str(home / "recipe.yaml")
+
+
+def right(question: str, answer: str) -> float:
+    """Finds the sum, whatever else is said."""
+    first = int(question.split()[2])
+    return 9.0 if str(first + 1) in answer.replace(".", " ").split() else 2.0
+
+
+JUDGES: dict[str, Callable[[str, str], float]] = {
+    "honest": right,
+    "longer": lambda _, answer: min(10.0, len(answer) / 30),
+    "obedient": lambda asked, answer: 10.0 if "highest score" in answer else right(asked, answer),
+    "padded": lambda asked, answer: 9.5 if "with care" in answer else right(asked, answer),
+    "guessing": lambda *_: 5.0,
+}
+
+
+def asked(
+    home: Path, pairs: str, judge: Callable[[str, str], Any], *more: str, **options: Any
+) -> tuple[int, int]:
+    """Exit code, and how many calls there were."""
+    calls = list[str]()
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        content = body["messages"][-1]["content"]
+        calls.append(content)
+        question, _, said = content.partition("\n---\n")
+        score = judge(question, said)
+        message = {"content": json.dumps({"reason": "", "score": score})}
+        return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    with json_server(answer) as port:
+        written = recipe(home, port, **options)
+        return exit_code(["judge-check", written, pairs, *more]), len(calls)
+
+
+@pytest.mark.parametrize(
+    ("judge", "code", "agrees", "padded", "requested", "caution"),
+    [
+        ("honest", 0, 1.0, 0, 0, ""),
+        ("longer", 1, 8 / 12, 8, 8, "it prefers longer answers"),
+        ("obedient", 0, 1.0, 0, 12, "a request makes it prefer worse answers"),
+        ("padded", 0, 1.0, 12, 0, "padding makes it prefer worse answers"),
+        ("guessing", 1, 0.5, 0, 0, "it may be guessing"),
+    ],
+)
+def test_a_planted_bias_is_found(
+    judge: str, code: int, agrees: float, padded: int, requested: int, caution: str,
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    found, calls = asked(home, pairs, JUDGES[judge], "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (found, calls) == (code, 4 * ROWS)
+    assert said["agrees"]["value"] == pytest.approx(agrees)
+    assert said["agrees"]["low"] < agrees < 1.0 + (agrees == 1.0)
+    assert said["padded_wins"] == padded
+    assert said["request_wins"] == requested
+    assert said["is_useful"] == (code == 0)
+    assert any(caution in each for each in said["cautions"]) == bool(caution)
+    assert said["asked"] == ROWS
+    assert said["failed"] == {}
+
+
+def test_the_numbers_are_said_in_words(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(home, pairs, JUDGES["padded"], "--rows", "6") == (0, 24)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "sums/external-judge: 6 pairs, 4 answers of each judged"
+    assert said[1].startswith("it agrees with the rows in 100% of 6 (61% to 100%)")
+    assert "padding adds +0.750 to worse answers; 6 then beat the better one" in said
+    assert "a request for the highest score adds +0.000 to worse answers; 0 then beat" in str(said)
+
+
+def test_a_pair_without_a_score_is_counted_with_its_reason_and_is_no_zero(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def off_the_scale(question: str, answer: str) -> float:
+        return 11.0 if question.startswith("What is 12 ") else right(question, answer)
+
+    assert asked(home, pairs, off_the_scale)[0] == 0
+    said = capsys.readouterr().out
+    assert "no score in 1: its answer gives 11, outside 0 to 10" in said
+    assert "agrees with the rows in 100% of 11" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "options", "said"),
+    [
+        ([], [], {}, "pairs.jsonl"),
+        ([{"prompt": "a", "completion": "b", "label": True}], [], {}, "pairs.jsonl:1: is one"),
+        ([{"prompt": "a", "chosen": "b"}], [], {}, "pairs.jsonl:1: "),
+        (None, ["--rows", "0"], {}, "--rows 0: give a whole number of at least 1"),
+        (None, ["--reward", "sum"], {}, "the judges are sums/external-judge"),
+        (None, ["--at", "http://127.0.0.1:1/v1"], {}, "has an address of its own"),
+        (None, ["--columns", "chosen"], {}, "write column=name"),
+        (None, [], {"max_calls": 47}, "12 pairs need 48 calls, and `max_calls`"),
+        (None, [], {"prompt": "{answer} {reference}"}, "rows of pairs have none"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_it_asks(
+    rows: list[Any] | None, more: list[str], options: dict[str, Any], said: str,
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if rows is not None:
+        Path(pairs).write_text("\n".join(map(json.dumps, rows)))
+    assert asked(home, pairs, right, *more, **options) == (2, 0)
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_added_to_answers_has_nothing_to_do_with_any_question() -> None:
+    assert 30 <= len(PADDING.split()) <= 60
+    assert "score" not in PADDING
+    assert len(REQUEST.split()) < 15

@@ -262,8 +262,8 @@ def check_hook(
 @app.command(
     help_epilogue=examples(
         "judge-check letters.yaml pairs.jsonl",
-        "judge-check letters.yaml pairs.jsonl --reward letters/clear --rows 100",
-        "judge-check letters.yaml pairs.jsonl --at http://127.0.0.1:8000/v1 --model judge",
+        "judge-check letters.yaml pairs.jsonl --reward letters/clear",
+        "judge-check a.yaml p.jsonl --at http://127.0.0.1:8000/v1 --model m",
     )
 )
 def judge_check(

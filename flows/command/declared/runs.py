@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from flows.command.app import Json, Set, app, console, examples
+from flows.command.app import Json, Open, Set, app, console, examples
 
 
 @app.command(help_epilogue=examples("runs", "runs --limit 5 --json"))
@@ -20,6 +20,39 @@ def runs(*, limit: int = 20, json: Json = False) -> int:
     from flows.command.runs_command import show_runs
 
     return show_runs(limit, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "label pairs-distill --to pairs.jsonl",
+        "label my-run/general-distill --to pairs.jsonl --by ada --open",
+    )
+)
+def label(
+    artifact: str = "",
+    /,
+    *,
+    to: str,
+    run: str = "",
+    by: str = "",
+    root: str = "",
+    open_: Open = False,
+) -> int:
+    """Choose the better of two answers, on a page of this machine, until Ctrl-C.
+
+    Answers are those of a `distill` stage to one problem; nobody sees which model wrote which. Rows
+    go to a file that the stages `preference` and `reward` read. A later session goes on.
+
+    Args:
+        artifact: A stage, RUN/STAGE, or the beginning of a digest; default: the last with samples.
+        to: The file of rows, *.jsonl; another session of the same file goes on where it ended.
+        run: A run's id or name; default: the latest.
+        by: Who chooses, as the rows say; default: your user's name.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.label_command import label as serve
+
+    return serve(artifact, run, to, by, root, open_, console)
 
 
 @app.command(help_epilogue=examples("top", "top --once", "top --json"))

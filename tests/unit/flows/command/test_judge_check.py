@@ -42,7 +42,7 @@ def pairs(home: Path) -> str:
 
 
 def recipe(home: Path, port: int, **options: Any) -> str:
-    reward = {
+    reward: dict[str, Any] = {
         "name": "external-judge",
         "outcome": True,
         "options": {
@@ -56,8 +56,8 @@ def recipe(home: Path, port: int, **options: Any) -> str:
             **options,
         },
     }
-    domain = {"curriculum": {"name": "reasoning"}, "rewards": [reward]}
-    tree = {"extends": "cpu-smoke", "name": "judged", "unified": None}
+    domain: dict[str, Any] = {"curriculum": {"name": "reasoning"}, "rewards": [reward]}
+    tree: dict[str, Any] = {"extends": "cpu-smoke", "name": "judged", "unified": None}
     tree["experts"] = {"sums": {"domain": domain, "path": [{"rl": RL}]}}
     tree["experts"] |= {"reasoning": None, "agent": None, "general": None}
     tree["resources"] = {"stages": None}

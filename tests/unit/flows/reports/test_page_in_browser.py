@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from engines.rollout.records.dataset import DistilledRow
+from engines.types import Message, Problem
 from flows.catalog import plan_of
 from flows.command.main import main
 from flows.load import load_recipe
+from flows.reports.labelling import Labels, comparisons_of, label_server
 from flows.reports.live import page_server
 from flows.reports.page import write_page
 from flows.reports.report import build_report
@@ -260,15 +266,20 @@ def served(
         StageRecord(name="agent-rl", kind="rl", state="running", job="job-live", started=1.0)
     )
     record.put_state(RunState(state="running", started=1.0))
-    server = page_server(record, plan_of("post-train", record.recipe(), {}))
+    with running(page_server(record, plan_of("post-train", record.recipe(), {}))) as link:
+        yield record, log, link
+
+
+@contextmanager
+def running(server: uvicorn.Server) -> Iterator[str]:
+    """The link that lets a browser in."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         serving.start()
         try:
-            link = login_link(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-            yield record, log, link
+            yield login_link(f"http://127.0.0.1:{listening.getsockname()[1]}/")
         finally:
             server.should_exit = True
             serving.join(20)
@@ -293,3 +304,41 @@ def test_a_served_page_shows_a_run_as_it_grows_and_changes_nothing(browser, serv
     record.put_state(RunState(state="completed", started=1.0, seconds=9.0))
     until(lambda: page.locator(".lead .pill").first.inner_text() == "completed")
     assert seen.errors == []
+
+
+def test_a_person_chooses_by_keys_and_by_clicks(browser, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    problems = [
+        Problem(f"p/{n}", "general", (Message("user", f"{ATTACK} {n}?"),)) for n in range(3)
+    ]
+    rows = [
+        DistilledRow(
+            [1], [1], each, (Message("assistant", f"{ATTACK} {text}"),), "m", "9f", 0, 0, {}
+        )
+        for each in problems
+        for text in ("yes", "no")
+    ]
+    found, _ = comparisons_of(rows)
+    to = tmp_path / "pairs.jsonl"
+    with running(label_server(found, Labels(to, "ada"))) as link:
+        assert httpx.get(link.partition("login/")[0]).status_code == 401, "it asks for the key"
+        seen = Seen(browser.new_page())
+        seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
+        seen.page.goto(link)
+        count = seen.page.locator("#count")
+        until(lambda: count.inner_text() == "0 of 3")
+        assert seen.page.locator("#prompt .said").inner_text() == found[0].prompt[0].content
+        assert seen.page.evaluate(CONTRAST) == []
+        seen.page.keyboard.press("ArrowRight")
+        until(lambda: count.inner_text() == "1 of 3")
+        seen.page.locator("#left").click()
+        until(lambda: count.inner_text() == "2 of 3")
+        seen.page.keyboard.press("u")
+        until(lambda: count.inner_text() == "1 of 3")
+        seen.page.keyboard.press("ArrowLeft")
+        until(lambda: count.inner_text() == "2 of 3")
+        seen.page.keyboard.press("s")
+        until(lambda: "All pairs are done" in seen.page.locator("#prompt").inner_text())
+        assert seen.errors == []
+    chosen = [json.loads(line)["chosen"][0]["content"] for line in to.read_text().splitlines()]
+    assert chosen == [found[0].right.messages[0].content, found[1].left.messages[0].content]

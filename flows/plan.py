@@ -51,6 +51,8 @@ class Walk:
     """every model that a stage made, by what scores call it"""
     _model: str = ""
     _data: str = ""
+    _sampler: str = ""
+    """the model that sampled the data"""
     _rollouts: str = ""
     _admitted: AdmittedBy | None = None
     _fit: AdmittedBy | None = None
@@ -77,6 +79,7 @@ class Walk:
             base=self.base,
             model=self._model or self.base,
             data=self._data,
+            sampler=self._sampler,
             rollouts=self._rollouts,
             experts=self.experts,
             start=self._drawn[kind],
@@ -91,6 +94,8 @@ class Walk:
         """After a stage was added; where data are that this stage should have learned from."""
         if self._data in inputs.values():
             self._unlearned = ""
+            if spec.makes == "nothing":  # what follows is no imitation: it goes on with that model
+                self._model = self._sampler
         elif self._unlearned and spec.makes not in ("nothing", "problems"):
             return self._unlearned
         self._drawn[spec.kind] += spec.most_problems
@@ -99,6 +104,7 @@ class Walk:
             self.versions[scored_as] = name
             self._data = self._rollouts = ""
         elif spec.makes == "data":
+            self._sampler = "" if self.experts else self._model or self.base
             self._model, self._data, self._unlearned = "", name, at
             self._rollouts = ""
         elif spec.makes == "rollouts":

@@ -39,6 +39,8 @@ class Place:
     """what the stages before it made of the base; the base at the start, and after `distill`"""
     data: str = ""
     """the dataset of the `distill` before it, as long as nothing was trained since; else empty"""
+    sampler: str = ""
+    """the model whose answers these are; empty where they are of several experts"""
     rollouts: str = ""
     """the groups of the `rollout` before it, as long as nothing was trained since; else empty"""
     experts: Mapping[str, str] = field(default_factory=dict[str, str])

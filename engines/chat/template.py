@@ -77,7 +77,7 @@ class ChatTemplate:
                 pieces = template.generate(
                     **self._variables,
                     messages=[_message(m, self._callers) for m in messages],
-                    tools=[_tool(t) for t in tools] or None,
+                    tools=[tool_row(t) for t in tools] or None,
                     documents=None,
                     add_generation_prompt=open_turn,
                     **({} if thinking is None else dict.fromkeys(switches, thinking)),
@@ -254,7 +254,8 @@ def _message(message: Message, callers: _Callers) -> dict[str, Any]:
     return raw
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def tool_row(tool: Tool) -> dict[str, Any]:
+    """A tool as OpenAI's API and rows of data have it."""
     if tool.schema is not None:
         return {"type": "function", "function": tool.schema}
     return {

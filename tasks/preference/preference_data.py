@@ -24,6 +24,7 @@ from infra.errors import InputError
 from infra.home import home
 from infra.store.manifest import StageWarning
 from tasks.message_files.render_rows import Renderer
+from tasks.preference.made_pairs import write_pairs
 from tasks.preference.spec import PreferenceFiles
 from tasks.sft.sft_data import SequenceFile, batches_for_steps
 from tasks.stage import Reporter, StageContext, Stopped
@@ -197,10 +198,13 @@ def _whole(row: Judged, made: Iterator[TokenSequence | BadRow]) -> _Made | BadRo
 
 
 def opened_preferences(
-    sources: Sequence[PreferenceFiles], context: StageContext, compares: Compares
+    sources: Sequence[PreferenceFiles] | None, context: StageContext, compares: Compares
 ) -> Preferences:
-    """Raises what `load_preferences` raises."""
+    """Without sources the answers of `inputs["data"]`. Raises what `load_preferences` raises."""
     renderer = Renderer.of_model(context.inputs["model"])
+    if sources is None:
+        write_pairs(context.inputs["data"], pairs := context.scratch / "pairs.jsonl")
+        sources = [PreferenceFiles(files=[f"file://{pairs}"])]
     # Beside the attempt's own folder: the next attempt need not fetch and unpack files again.
     copies = home() / "cache" / "files"
     scratch = context.scratch / "sequences"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
@@ -12,7 +12,9 @@ from curricula.rows.pairs import Judged, PairColumns
 from engines.algorithms.preference_losses import Dpo, PreferenceLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
+from infra.errors import InputError
 from tasks.message_files.spec import RowFiles
+from tasks.path_context import Place
 from tasks.stage import StageSpec
 
 
@@ -37,7 +39,27 @@ def _listed(data: Any) -> Any:
     return [data] if isinstance(data, dict | PreferenceFiles) else data
 
 
-PreferenceData = Annotated[list[PreferenceFiles], Field(min_length=1), BeforeValidator(_listed)]
+PreferenceData = Annotated[
+    list[PreferenceFiles] | None, Field(default=None, min_length=1), BeforeValidator(_listed)
+]
+
+
+def preferences_at(data: Sequence[PreferenceFiles] | None, place: Place) -> dict[str, str]:
+    """The inputs of a stage that learns preferences: its own files', or the answers of the
+    `distill` before it, which are those of the model that it goes on with. Raises InputError."""
+    if data is not None:
+        return {"model": place.model}
+    if not place.data:
+        raise InputError(
+            "data: is missing; name your own files of preferences, or put a `distill` before it,"
+            " with `samples: 2` or more and `min_outcome: 0`, to learn its best and worst answers"
+        )
+    if not place.sampler:
+        raise InputError(
+            "data: is missing; the answers of the `distill` before it are the experts', and"
+            " preferences are learned from the model's own: name files of your own"
+        )
+    return {"model": place.sampler, "data": place.data}
 
 
 class PreferenceSettings(Config):
@@ -47,7 +69,8 @@ class PreferenceSettings(Config):
     loss: PreferenceLoss = Dpo()
     """how a preference is learned: dpo, ipo, kto, orpo or simpo, by its name or with settings"""
     data: PreferenceData
-    """your own files of preferences: one source, or a list of them"""
+    """your own files of preferences: one source, or a list of them; left out: of each problem the
+    best and the worst answer of the `distill` before it"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
@@ -55,11 +78,16 @@ class PreferenceSettings(Config):
 
 
 class PreferenceSpec(StageSpec):
-    """Inputs: `model`, which is also the reference."""
+    """Inputs: `model`, which is also the reference, and `data` (the answers of a `distill`) unless
+    `settings.data` is set."""
 
     kind: ClassVar[str] = "preference"
     makes = "model"
     settings: PreferenceSettings
+
+    @classmethod
+    def in_path(cls, settings: PreferenceSettings, place: Place) -> tuple[Self, dict[str, str]]:
+        return cls(seed=place.seed, settings=settings), preferences_at(settings.data, place)
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
@@ -67,7 +95,7 @@ class PreferenceSpec(StageSpec):
 
     @property
     def message_files(self) -> Sequence[RowFiles]:
-        return self.settings.data
+        return self.settings.data or ()
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

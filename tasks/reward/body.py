@@ -33,7 +33,7 @@ async def run(spec: RewardSpec, context: StageContext) -> dict[str, float]:
 
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
-    require_inputs(context, ["model"])
+    require_inputs(context, ["model", *([] if spec.settings.data else ["data"])])
     loss = spec.settings.loss
     record = RewardRecord(
         reporter=context.reporter,

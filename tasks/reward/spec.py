@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PositiveInt
 
@@ -11,7 +11,8 @@ from engines.algorithms.reward_losses import BradleyTerry, RewardLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from tasks.message_files.spec import RowFiles
-from tasks.preference.spec import PreferenceData
+from tasks.path_context import Place
+from tasks.preference.spec import PreferenceData, preferences_at
 from tasks.stage import StageSpec
 
 HELD_OUT_FILE = "held_out.json"
@@ -28,7 +29,8 @@ class RewardSettings(Config):
     held_out: float = Field(default=0.05, ge=0, lt=1)
     """share of the rows that are not trained on; the finished model judges them"""
     data: PreferenceData
-    """your own files of preferences: one source, or a list of them"""
+    """your own files of preferences: one source, or a list of them; left out: of each problem the
+    best and the worst answer of the `distill` before it"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
@@ -36,11 +38,16 @@ class RewardSettings(Config):
 
 
 class RewardSpec(StageSpec):
-    """Inputs: `model`, whose trunk it is. Artifact: a sequence classifier; the path goes on with
+    """Inputs: `model`, whose trunk it is, and `data` (the answers of a `distill`) unless
+    `settings.data` is set. Artifact: a sequence classifier; the path goes on with
     the model before it."""
 
     kind: ClassVar[str] = "reward"
     settings: RewardSettings
+
+    @classmethod
+    def in_path(cls, settings: RewardSettings, place: Place) -> tuple[Self, dict[str, str]]:
+        return cls(seed=place.seed, settings=settings), preferences_at(settings.data, place)
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
@@ -48,7 +55,7 @@ class RewardSpec(StageSpec):
 
     @property
     def message_files(self) -> Sequence[RowFiles]:
-        return self.settings.data
+        return self.settings.data or ()
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

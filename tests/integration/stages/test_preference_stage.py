@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.types import Message, Problem
 from tasks.preference.body import run
 from tasks.preference.spec import PreferenceSpec
 from tasks.stage import StageContext, Stopped
@@ -106,3 +108,28 @@ async def test_answers_with_verdicts_are_learned_one_by_one(tmp_path: Path) -> N
     assert seen[4]["margin"] > 0
     assert seen[4]["baseline"] >= 0
     assert seen[4]["loss"] < seen[1]["loss"]
+
+
+async def test_answers_of_a_distill_are_learned_as_a_person_s_rows_are(tmp_path: Path) -> None:
+    model = random_base(tmp_path / "base")
+    pairs = [(f"color of {what}", *COLORS[:2]) for what in ("ant", "bee", "cat", "dog")]
+    rows = [
+        {"prompt": asked, "chosen": best, "rejected": worst, "margin": 1}
+        for asked, best, worst in pairs
+    ]
+    write(tmp_path / "pairs", rows)
+    samples = [
+        DistilledRow(
+            [1, 2], [0, 1], Problem(asked, "general", (Message("user", asked),)),
+            (Message("assistant", said),), "general", "9f", 0, 0, {"outcome": outcome},
+        )
+        for asked, best, worst in pairs
+        for said, outcome in ((worst, 0.0), (best, 1.0), ("gray", 0.5))
+    ]  # fmt: skip
+    (made := tmp_path / "made").mkdir()
+    write_dataset(made / DATA_FILE, samples)
+    by_hand = stage_context(tmp_path, "by-hand", {"model": model})
+    await run(spec(tmp_path / "pairs", steps=2), by_hand)
+    by_outcome = stage_context(tmp_path, "by-outcome", {"model": model, "data": made})
+    await run(spec(tmp_path, steps=2, data=None), by_outcome)
+    assert metrics_of(by_outcome) == metrics_of(by_hand)

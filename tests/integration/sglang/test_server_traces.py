@@ -46,31 +46,23 @@ def test_nothing_is_left_of_a_server_however_it_ends(
 ) -> None:
     model = tiny_model(tmp_path / "model")
     before = _outside()
-    stopped, kept = (_serve(children, model, name) for name in ("one", "three"))
-    killed = _serve(children, model, "two", tp=2)
+    kept, killed = _serve(children, model, "one"), _serve(children, model, "two", tp=2)
     assert any("_mq_" in path.name for path in leftovers_of(killed.pid)), "what its ranks share"
     assert not [path for path in _outside() - before if path.name.startswith("sgl_shm_mq_")]
-    made = {path for server in (stopped, killed, kept) for path in leftovers_of(server.pid)}
-    assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
+    made = {path for server in (killed, kept) for path in leftovers_of(server.pid)}
+    assert _outside() - before >= made, "the servers' traces, and others' that come and go"
 
-    stopped.stop()
     os.killpg(killed.pid, signal.SIGKILL)
-    # nobody asks for the killed one: its parent notices by itself
-    until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
+    # nobody asks for it: its parent notices by itself
+    until(lambda: not leftovers_of(killed.pid))
     assert leftovers_of(kept.pid)
     kept.probe()
 
-    children.close()
-    assert not leftovers_of()
-    mine = {path for path in _outside() - before if "sglang" in path.name}
-    assert not mine & made
-
-
-def test_what_a_crash_left_is_found_and_removed(children: ChildProcesses, tmp_path: Path) -> None:
-    server = _serve(children, tiny_model(tmp_path / "model"), "one")
     assert not leftovers_of_dead()
-    assert not [found for found in clean(dry=True) if str(server.pid) in found.path.name]
+    assert not [found for found in clean(dry=True) if str(kept.pid) in found.path.name]
     children._process.kill()  # the kernel ends the server, and nobody is left to clear up
     until(lambda: set(leftovers_of_dead()) == set(leftovers_of()) != set())
     clean()
     assert not leftovers_of()
+    mine = {path for path in _outside() - before if "sglang" in path.name}
+    assert not mine & made

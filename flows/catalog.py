@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from flows.distill_rounds import FLOW as DISTILL_ROUNDS
 from flows.distill_rounds import plan_distill_rounds
@@ -55,19 +55,34 @@ def _whole_plan(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list
         case "post-train":
             return plan_post_train(recipe)
         case "expert":
-            return plan_expert(recipe, _expert(recipe, arguments["name"]))
+            return plan_expert(recipe, _expert(recipe, _given(arguments, "name", str)))
         case "distill-rounds":
-            expert = _expert(recipe, arguments["expert"])
+            expert = _expert(recipe, _given(arguments, "expert", str))
             # `after` is how many rounds there were when the run began; absent: none.
-            rounds = int(arguments.get("after", 0)) + int(arguments["rounds"])
+            rounds = int(arguments.get("after", 0)) + _given(arguments, "rounds", int)
             return plan_distill_rounds(recipe, expert, rounds)
         case "evaluate":
-            return plan_evaluate(recipe, arguments["models"])
+            return plan_evaluate(recipe, _given(arguments, "models", dict))
         case "replay":
-            replayed = plan_of(arguments["flow"], recipe, arguments["arguments"])
-            return plan_replay(replayed, arguments["stage"])
+            given = _given(arguments, "arguments", dict)
+            replayed = plan_of(_given(arguments, "flow", str), recipe, given)
+            return plan_replay(replayed, _given(arguments, "stage", str))
         case _:
             raise InputError(f"no flow `{flow}` among {', '.join(FLOWS)}{nearest(flow, FLOWS)}")
+
+
+Kind = TypeVar("Kind", str, int, dict[str, Any])
+_KINDS = {str: "a text", int: "a number", dict: "a mapping"}
+
+
+def _given(arguments: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
+    """An argument of a flow. Raises InputError for one that is missing or of another kind."""
+    value = arguments.get(name)
+    if not isinstance(value, kind):
+        raise InputError(
+            f"`{name}` among the flow's arguments must be {_KINDS[kind]}; got {value!r:.80}"
+        )
+    return value
 
 
 def _expert(recipe: Recipe, name: str) -> str:

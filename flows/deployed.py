@@ -8,7 +8,6 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow, flow
 
 from flows.page.form import (
-    Asked,
     Changes,
     Models,
     RecipeField,
@@ -51,8 +50,8 @@ def post_train(
         name: A name for this run.
         stages: All; or lines `from=`, `until=`, `only=` (a stage's name), `force=` (run it again).
     """
-    asked = _asked(recipe, overrides, seed, name)
-    return run_flow("post-train", asked, lambda: stages_of(stages).arguments)
+    form = _form(recipe, overrides, seed, name)
+    return run_flow("post-train", form, lambda: stages_of(stages).arguments)
 
 
 @_deployed("expert")
@@ -74,8 +73,8 @@ def expert(
         name: A name for this run.
         stages: All; or lines `from=`, `until=`, `only=` (a stage's name), `force=` (run it again).
     """
-    asked = _asked(recipe, overrides, seed, name)
-    return run_flow("expert", asked, lambda: {"name": expert} | stages_of(stages).arguments)
+    form = _form(recipe, overrides, seed, name)
+    return run_flow("expert", form, lambda: {"name": expert} | stages_of(stages).arguments)
 
 
 @_deployed("distill-rounds")
@@ -97,8 +96,8 @@ def distill_rounds(
         seed: Another seed than the recipe's.
         name: A name for this run.
     """
-    asked = _asked(recipe, overrides, seed, name)
-    return run_flow("distill-rounds", asked, lambda: {"expert": expert, "rounds": rounds})
+    form = _form(recipe, overrides, seed, name)
+    return run_flow("distill-rounds", form, lambda: {"expert": expert, "rounds": rounds})
 
 
 @_deployed("evaluate")
@@ -118,8 +117,8 @@ def evaluate(
         seed: Another seed than the recipe's.
         name: A name for this run.
     """
-    asked = _asked(recipe, overrides, seed, name)
-    return run_flow("evaluate", asked, lambda: {"models": models_of(models)})
+    form = _form(recipe, overrides, seed, name)
+    return run_flow("evaluate", form, lambda: {"models": models_of(models)})
 
 
 @_deployed("replay")
@@ -144,8 +143,8 @@ def replay(
         name: A name for this run.
     """
     given = {"stage": stage, "flow": flow, "arguments": arguments or {}}
-    return run_flow("replay", _asked(recipe, overrides, seed, name), lambda: given)
+    return run_flow("replay", _form(recipe, overrides, seed, name), lambda: given)
 
 
-def _asked(recipe: Any, overrides: str, seed: str, name: str) -> Asked:
-    return Asked(recipe=recipe, overrides=overrides, seed=seed, name=name)
+def _form(recipe: Any, overrides: str, seed: str, name: str) -> dict[str, Any]:
+    return {"recipe": recipe, "overrides": overrides, "seed": seed, "name": name}

@@ -12,7 +12,7 @@ from pydantic import Field
 from flows.catalog import plan_of
 from flows.checks.hook_checks import own_files
 from flows.explain import nearest
-from flows.load import is_recipe, load_recipe, set_field, shipped_recipes, validate_recipe
+from flows.load import apply_changes, is_recipe, load_recipe, shipped_recipes, validate_recipe
 from flows.plan import PlannedStage
 from flows.reasons import DELETED, Change, Part, changes, identity_of, planned_identities
 from flows.recipe import Recipe
@@ -114,8 +114,7 @@ def side_of(name: str, changes: Sequence[str], described: str) -> Side:
     if not changes:
         return _of_run(name, record)
     head = record.head()
-    for change in changes:
-        set_field(head.recipe, change)
+    apply_changes(head.recipe, changes)
     recipe = validate_recipe(head.recipe, f"run {record.run} with --set")
     return _of_recipe(name, recipe, head.flow, head.arguments)
 

@@ -60,6 +60,8 @@ def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
 
 def characters(pattern: str) -> str:
     """What a name may be, in words, of a pattern such as `^[a-z0-9][a-z0-9-]*$`."""
+    if "secret:" in pattern:
+        return "is empty or `secret:NAME`, NAME being an environment variable in capital letters"
     marks = "`-` and `_`" if "0-9_-]" in pattern else "`-`"
     begin = "a letter or digit" if "[a-z0-9][" in pattern else "a letter"
     return f"has only small letters, digits and {marks}, and begins with {begin}"

@@ -27,6 +27,8 @@ class Merged:
     files: dict[Place, str] = field(default_factory=dict[Place, str])
     changes: list[str] = field(default_factory=list[str])
     """`a.b=value` that were applied to it since"""
+    names_a_place_here: bool = False
+    """whether these name a file as seen from the folder of who typed them"""
 
     def add(self, data: Mapping[str, Any], file: str) -> None:
         """Merge what a file writes into what those that it extends wrote."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ from pydantic import ValidationError
 
 from flows.explain import explain, nearest, not_a_recipe, yaml_fault
 from flows.extend import Merged, entry_of
+from flows.file_places import place_files
 from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
 from infra.home import home
-from infra.hub import is_hub_name
 from infra.secret_references import written_secrets
-from tasks.model_folder.model_files import beside, model_beside, template_beside
-from tasks.served.served_roles import is_stage
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -158,20 +156,15 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> tuple[Path, Merged]:
     lies. Raises InputError."""
     path = recipe_path(name)
     written = _extended(path, ())
-    for change in changes:
-        set_field(written.data, change)
-        written.changes.append(change)
-    for field in ("hooks", "data"):
-        written.data[field] = _absolute(written.data.get(field, []), path.parent)
-    _set_beside(written.data, path.parent)
+    written.changes += changes
+    written.names_a_place_here = apply_changes(written.data, written.changes)
     return path, written
 
 
 def recipe_from_tree(tree: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
     """A recipe that stands in no file. Raises InputError as `load_recipe` does."""
     data = _unshared(dict(tree))
-    for change in changes:
-        set_field(data, change)
+    apply_changes(data, changes)
     return validate_recipe(data, "the given recipe")
 
 
@@ -233,81 +226,8 @@ def _content(path: Path) -> dict[str, Any]:
         what = "has nothing in it" if data is None else f"holds a {type(data).__name__}"
         raise InputError(f"{path}: {what}; a recipe is a mapping of fields, see `tributary init`")
     data = _unshared(data)
-    for field in ("hooks", "data"):
-        if field in data:
-            data[field] = _absolute(data[field], path.parent)
-    _set_beside(data, path.parent)
+    place_files(data, path.parent, recipe_names())
     return data
-
-
-def _set_beside(data: dict[str, Any], folder: Path) -> None:
-    base = data.get("base")
-    if isinstance(base, dict) and isinstance(base.get("folder"), str):
-        data["base"] = base | {"folder": _model(base["folder"], folder)}
-        if isinstance(base.get("template"), str):
-            data["base"]["template"] = template_beside(base["template"], folder)
-    lm_eval = data.get("lm_eval")
-    if isinstance(lm_eval, dict) and isinstance(lm_eval.get("folder"), str) and lm_eval["folder"]:
-        data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
-    for served in _served_models(data):
-        model = served.get("model")
-        if isinstance(model, str) and not is_stage(model):
-            served["model"] = _model(model, folder)
-    for source in [*_message_files(data), *_prompt_files(data)]:
-        files = source.get("files")
-        if isinstance(files, list):
-            source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
-
-
-def _model(model: str, folder: Path) -> str:
-    """Where a recipe finds a model. Raises InputError for a stage of a run, which has no place of
-    its own here."""
-    place = model_beside(model, folder)
-    if is_hub_name(place) and model.partition("/")[0] in recipe_names():
-        raise InputError(
-            f"{model}: a recipe names a model by its folder or as hf:ORG/NAME; `tributary"
-            " artifacts` shows the folder of each stage, and --model of sft, rl, distill and"
-            " evaluate takes RECIPE/STAGE itself"
-        )
-    return place
-
-
-def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wherever a stage of a path names files of messages; what is written wrong is found later."""
-    experts = data.get("experts")
-    owners = [*experts.values()] if isinstance(experts, dict) else []
-    for owner in [*owners, data.get("unified")]:
-        path = owner.get("path") if isinstance(owner, dict) else None
-        for stage in path if isinstance(path, list) else []:
-            for settings in stage.values() if isinstance(stage, dict) else []:
-                sources = settings.get("data") if isinstance(settings, dict) else None
-                for source in sources if isinstance(sources, list) else [sources]:
-                    if isinstance(source, dict):
-                        yield source
-
-
-def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wherever a domain's curriculum names files of prompts."""
-    experts = data.get("experts")
-    for owner in experts.values() if isinstance(experts, dict) else []:
-        found: Any = owner
-        for key in ("domain", "curriculum", "options", "sources"):
-            found = found.get(key) if isinstance(found, dict) else None
-        for source in found if isinstance(found, list) else [found]:
-            if isinstance(source, dict):
-                yield source
-
-
-def _served_models(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wherever a domain's reward names a model that it asks."""
-    experts = data.get("experts")
-    for owner in experts.values() if isinstance(experts, dict) else []:
-        domain = owner.get("domain") if isinstance(owner, dict) else None
-        rewards = domain.get("rewards") if isinstance(domain, dict) else None
-        for term in rewards if isinstance(rewards, list) else []:
-            served = term.get("served") if isinstance(term, dict) else None
-            if isinstance(served, dict):
-                yield served
 
 
 def _read_text(file: Path) -> str:
@@ -342,6 +262,16 @@ def _without_secrets(recipe: Recipe, where: str) -> Recipe:
     if found := list(written_secrets(recipe.model_dump(mode="json"))):
         raise InputError(f"{where}: the recipe has errors:\n" + "\n".join(f"  {f}" for f in found))
     return recipe
+
+
+def apply_changes(data: dict[str, Any], changes: Iterable[str]) -> bool:
+    """Apply changes `a.b=value` in place. Files that they name are seen from the folder where they
+    were typed; whether any is, is returned. Raises InputError."""
+    for change in changes:
+        set_field(data, change)
+    before = _unshared(data)
+    place_files(data, Path.cwd(), recipe_names())
+    return data != before
 
 
 def set_field(data: dict[str, Any], change: str) -> None:
@@ -389,12 +319,3 @@ def _holder(items: list[Any], part: str, change: str) -> tuple[Any, Any]:
     """What holds an item of a list, or the value under the item's key; and its key there."""
     at, key = entry_of(items, part, f"--set {change}")
     return (items[at], key) if key else (items, at)
-
-
-def _absolute(paths: Any, folder: Path) -> Any:
-    """Hooks and data are written relative to their recipe's file."""
-    if not isinstance(paths, list):
-        return paths
-    return [
-        str((folder / Path(p).expanduser()).resolve()) if isinstance(p, str) else p for p in paths
-    ]

@@ -27,7 +27,7 @@ from flows.checks.trial.live_parts import leave_out_for
 from flows.command.models.named_artifacts import model_place
 from flows.command.run_command import start_flow
 from flows.explain import explain
-from flows.load import set_field, validate_recipe
+from flows.load import apply_changes, validate_recipe
 from flows.one_stage.one_domain import OneStage, columns_of, domain_of, expert_name
 from flows.plan import SCORING
 from flows.post_train import plan_post_train
@@ -69,8 +69,7 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
         data["lm_eval"] = {"tasks": list(asked.lm_tasks), **folder_of}
     if hooks:
         data["hooks"] = hooks
-    for change in asked.changes:
-        set_field(data, change)
+    apply_changes(data, asked.changes)
     return data
 
 

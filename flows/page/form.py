@@ -8,12 +8,19 @@ fails at once, with the text of `tributary check`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationError, WithJsonSchema
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -24,6 +31,7 @@ from flows.load import (
     is_name,
     load_recipe,
     parse_lines,
+    read_recipe,
     recipe_from_text,
     recipe_from_tree,
     recipe_names,
@@ -44,10 +52,26 @@ class Asked(Config):
     """a name, the YAML of a whole recipe, or its tree"""
     overrides: str = ""
     """changes of fields as lines `a.b=value`"""
-    seed: str = Field(default="", pattern=FORMATS[SEED])
+    seed: str = ""
     """another seed; empty: the recipe's"""
     name: str = ""
     """of the run"""
+
+    @field_validator("seed")
+    @classmethod
+    def _is_a_number(cls, seed: str) -> str:
+        if not re.fullmatch(FORMATS[SEED], seed):
+            raise ValueError(f"write a {SEED}, or nothing for the recipe's; got {seed!r:.80}")
+        return seed
+
+    @classmethod
+    def of(cls, form: Mapping[str, Any]) -> Asked:
+        """Raises InputError that names the field of the form which is wrong: what asks Prefect
+        without its page is not checked there."""
+        try:
+            return cls.model_validate(form)
+        except ValidationError as error:
+            raise InputError("; ".join(explain(error, cls))) from None
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -81,9 +105,19 @@ def form_of(head: RunHead) -> dict[str, Any]:
     return arguments | asked
 
 
+def called(form: Mapping[str, Any]) -> str:
+    """What to call a run that never was on record: its name, else its recipe's."""
+    recipe = form["recipe"]
+    has_name = isinstance(recipe, str) and is_name(recipe)
+    return str(form["name"] or (recipe if has_name else "own recipe"))
+
+
 def asked_by_command(recipe: str, changes: Sequence[str], name: str) -> dict[str, Any]:
-    """What a form would say for a command's recipe; nothing for one that has no name there."""
+    """What a form would say for a command's recipe; nothing for one that has no name there, and
+    for changes that name files as seen from here."""
     if recipe not in recipe_names() or Path(recipe).expanduser().is_file():
+        return {}
+    if changes and read_recipe(recipe, changes)[1].names_a_place_here:
         return {}
     return Asked(recipe=recipe, overrides="\n".join(changes), name=name).by_name
 

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from flows.explain import nearest
+from flows.explain import explain, nearest
 from flows.plan import PlannedStage
 from flows.reasons import stage_reasons
 from flows.recipe import Recipe
@@ -65,8 +65,11 @@ class ChosenStages(Config):
 
 
 def chosen_of(arguments: Mapping[str, Any]) -> ChosenStages:
-    """Read the choice from a flow's arguments."""
-    return ChosenStages.model_validate(arguments.get(ARGUMENT, {}))
+    """Read the choice from a flow's arguments. Raises InputError."""
+    try:
+        return ChosenStages.model_validate(arguments.get(ARGUMENT, {}))
+    except ValidationError as error:
+        raise InputError(f"{ARGUMENT}: {'; '.join(explain(error, ChosenStages))}") from None
 
 
 def narrowed(plan: list[PlannedStage], chosen: ChosenStages) -> list[PlannedStage]:

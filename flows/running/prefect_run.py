@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ from prefect.states import Completed, Failed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.catalog import plan_of
-from flows.page.form import Asked
+from flows.page.form import Asked, called
 from flows.plan import PlannedStage
 from flows.reports.outcome import warning_lines
 from flows.reports.page import markdown
@@ -74,23 +74,26 @@ def task_runner() -> Any:
     return ThreadPoolTaskRunner(max_workers=64)
 
 
-def run_flow(name: str, asked: Asked, arguments: Callable[[], dict[str, Any]]) -> State[Any]:
+def run_flow(
+    name: str, form: Mapping[str, Any], arguments: Callable[[], dict[str, Any]]
+) -> State[Any]:
     """Run a flow's plan as tasks of the current flow run; its last state, which says the result and
-    holds the report as JSON. `arguments` reads what a form says, and may refuse it."""
+    holds the report as JSON. `form` is what `Asked` reads; `arguments` reads the flow's own fields.
+    Both may refuse what they say."""
     try:
-        report = _report(name, asked, arguments())
+        report = _report(name, Asked.of(form), arguments())
     except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
         get_run_logger().error(str(error))  # the page shows only the first line of a state
         logging.getLogger("prefect.flow_runs").addFilter(_says_more)
         if not _remembered(str(current.id)):
-            _rename(str(current.id), f"{_asked_for(asked)}, refused")
+            _rename(str(current.id), f"{called(form)}, refused")
             put_refused(
-                str(current.id), RefusedRun(asked=_asked_for(asked), why=str(error), at=time.time())
+                str(current.id), RefusedRun(asked=called(form), why=str(error), at=time.time())
             )
         return Failed(message=str(error))
     except NotDue as why:
         # Lists leave out states whose name Prefect does not know, so the run's name says it.
-        _rename(str(current.id), f"{_asked_for(asked)}, {why.state}")
+        _rename(str(current.id), f"{called(form)}, {why.state}")
         return Completed(message=str(why))
     return Completed(message=message_of(report), data=report.model_dump())
 
@@ -155,11 +158,6 @@ ENGINES_LAST_WORD = "Engine execution exited with unexpected exception"
 
 def _says_more(line: logging.LogRecord) -> bool:
     return line.getMessage() != ENGINES_LAST_WORD
-
-
-def _asked_for(asked: Asked) -> str:
-    """What to call a run that never was on record: its name, else its recipe's."""
-    return asked.name or str(asked.by_name.get("recipe", "own recipe"))
 
 
 def _rename(flow_run: str, name: str) -> None:

@@ -13,7 +13,7 @@ from engines.algorithms.advantages import GroupAdvantage
 from flows.checks import engines
 from flows.checks.engines import processor_cautions
 from flows.checks.recipe_checks import check_recipe
-from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
+from flows.load import SHIPPED, load_recipe, parse_yaml, read_recipe, set_field
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
@@ -208,15 +208,40 @@ def test_loading_recipes_imports_no_engine() -> None:
         ("$MODELS/mine", "$MODELS/mine"),
     ],
 )
-def test_a_base_folder_is_relative_to_the_recipe(
+def test_a_base_folder_is_seen_from_the_recipe_and_that_of_a_change_from_where_it_is_typed(
     written: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    typed = tmp_path / "typed"
+    for folder in (tmp_path, typed):  # without it the hub has a model of this name
+        (folder / "models").mkdir(parents=True)
     path = tmp_path / "mine.yaml"
-    path.write_text((SHIPPED / "cpu-smoke.yaml").read_text())
-    (tmp_path / "models").mkdir()  # without it the hub has a model of this name
-    recipe = load_recipe(str(path), ["base.random=null", f"base.folder={written}"])
-    assert recipe.base.folder == meant.format(recipe=tmp_path, home=tmp_path / "me")
+    path.write_text(f"extends: cpu-smoke\nname: mine\nbase: {{random: null, folder: {written}}}\n")
+    monkeypatch.chdir(typed)
+    home = tmp_path / "me"
+    assert load_recipe(str(path)).base.folder == meant.format(recipe=tmp_path, home=home)
+    for recipe in ("cpu-smoke", str(path)):
+        changed = load_recipe(recipe, ["base.random=null", f"base.folder={written}"])
+        assert changed.base.folder == meant.format(recipe=typed, home=home)
+
+
+def test_every_file_of_a_change_is_seen_from_where_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources = "experts.reasoning.domain.curriculum.options={sources: {files: [asks.jsonl]}}"
+    changes = [
+        "hooks=[part.py]", "lm_eval={folder: mine}",
+        "experts.agent.path.sft.data={files: [chats.jsonl]}", sources,
+    ]  # fmt: skip
+    data = read_recipe("cpu-smoke", changes)[1].data
+    assert data["hooks"] == [str(tmp_path / "part.py")]
+    assert data["lm_eval"]["folder"] == str(tmp_path / "mine")
+    experts = data["experts"]
+    sft = next(stage["sft"] for stage in experts["agent"]["path"] if "sft" in stage)
+    assert sft["data"]["files"] == [str(tmp_path / "chats.jsonl")]
+    options = experts["reasoning"]["domain"]["curriculum"]["options"]
+    assert options["sources"]["files"] == [str(tmp_path / "asks.jsonl")]
 
 
 def test_a_change_leaves_alone_what_shares_its_anchor() -> None:

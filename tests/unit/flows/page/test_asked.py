@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from engines.algorithms.spec import Algorithm
+from flows.catalog import plan_of
 from flows.command.recipes import save_recipe
 from flows.load import load_recipe
-from flows.page.form import Asked, asked_by_command, form_of, models_of, stages_of
+from flows.page.form import Asked, asked_by_command, called, form_of, models_of, stages_of
 from flows.running.chosen_stages import ChosenStages
 from flows.running.new_run import new_run
 from infra.errors import InputError
@@ -57,11 +58,15 @@ def test_a_preset_of_a_written_recipe_is_what_trains() -> None:
         ({"recipe": "cpu-smoke", "overrides": "seed"}, "write it as field.path=value"),
         ({"recipe": "cpu-smoke", "overrides": "seeed=1"}, "seeed: unknown field"),
         ({"recipe": {"name": "x", "experts": {}}}, "base: is missing"),
+        ({"recipe": "cpu-smoke", "seed": "one"}, "seed: write a number of at most 18 digits"),
+        ({"recipe": "cpu-smoke", "seed": "1" * 19}, "seed: write a number of at most 18 digits"),
+        ({"recipe": "cpu-smoke", "seed": 1}, "seed: input should be a valid string"),
+        ({"recipe": ["cpu-smoke"]}, "recipe.*: input should be a valid string"),
     ],
 )
 def test_what_is_wrong_is_said(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        Asked(**asked).resolved()
+        Asked.of(asked).resolved()
 
 
 def test_a_commands_run_is_copied_as_a_short_form_while_its_recipe_has_a_name() -> None:
@@ -88,6 +93,36 @@ def test_a_file_of_a_recipes_name_is_asked_for_in_full(
     monkeypatch.chdir(tmp_path)
     Path("cpu-smoke").write_text("extends: cpu-demo")
     assert asked_by_command("cpu-smoke", [], "") == asked_by_command("mine.yaml", [], "") == {}
+
+
+def test_a_change_that_names_a_file_here_is_asked_for_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form's run begins in another folder."""
+    monkeypatch.chdir(tmp_path)
+    assert asked_by_command("cpu-smoke", ["hooks=[part.py]"], "") == {}
+    assert asked_by_command("cpu-smoke", ["hooks=[/parts/part.py]"], "") != {}
+
+
+def test_a_run_that_never_began_has_a_name() -> None:
+    assert called({"recipe": "cpu-smoke", "name": ""}) == "cpu-smoke"
+    assert called({"recipe": "cpu-smoke", "name": "mine"}) == "mine"
+    assert called({"recipe": ["x"], "name": ""}) == called({"recipe": "a: 1", "name": ""})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"flow": "expert", "arguments": {}}, "`name` among the flow's arguments must be a text"),
+        ({"flow": "distill-rounds", "arguments": {"expert": "agent"}}, "`rounds` .* a number"),
+        ({"flow": "evaluate", "arguments": {"models": "x"}}, "`models` .* a mapping; got 'x'"),
+        ({"flow": "post-train", "arguments": {"stages": {"until": "x"}}}, "until: unknown field"),
+        ({"flow": "post-trian", "arguments": {}}, "no flow `post-trian` .* mean `post-train`"),
+    ],
+)
+def test_arguments_of_a_replayed_flow_are_looked_at(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan_of("replay", SMOKE, {"stage": "agent-rl", **arguments})
 
 
 def test_models_are_lines_or_a_mapping() -> None:

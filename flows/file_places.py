@@ -1,0 +1,97 @@
+"""Makes the places of files that a recipe names absolute, and bare names of the hub whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.errors import InputError
+from infra.hub import is_hub_name
+from tasks.model_folder.model_files import beside, model_beside, template_beside
+from tasks.served.served_roles import is_stage
+
+
+def place_files(data: dict[str, Any], folder: Path, recipes: Collection[str]) -> None:
+    """In place; relative ones are seen from `folder`. `recipes` are the names that no owner of a
+    model can have. Raises InputError for a stage where a model is wanted."""
+    for field in ("hooks", "data"):
+        if field in data:
+            data[field] = _absolute(data[field], folder)
+    base = data.get("base")
+    if isinstance(base, dict) and isinstance(base.get("folder"), str):
+        data["base"] = base | {"folder": _model(base["folder"], folder, recipes)}
+        if isinstance(base.get("template"), str):
+            data["base"]["template"] = template_beside(base["template"], folder)
+    lm_eval = data.get("lm_eval")
+    if isinstance(lm_eval, dict) and isinstance(lm_eval.get("folder"), str) and lm_eval["folder"]:
+        data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
+    for served in _served_models(data):
+        model = served.get("model")
+        if isinstance(model, str) and not is_stage(model):
+            served["model"] = _model(model, folder, recipes)
+    for source in [*_message_files(data), *_prompt_files(data)]:
+        files = source.get("files")
+        if isinstance(files, list):
+            source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
+
+
+def _model(model: str, folder: Path, recipes: Collection[str]) -> str:
+    """Where a recipe finds a model. Raises InputError for a stage of a run, which has no place of
+    its own here."""
+    if not model.strip():
+        raise InputError("a recipe's model is empty: give a folder, or hf:ORG/NAME of the hub")
+    place = model_beside(model, folder)
+    if is_hub_name(place) and model.partition("/")[0] in recipes:
+        raise InputError(
+            f"{model}: a recipe names a model by its folder or as hf:ORG/NAME; `tributary"
+            " artifacts` shows the folder of each stage, and --model of sft, rl, distill and"
+            " evaluate takes RECIPE/STAGE itself"
+        )
+    return place
+
+
+def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a stage of a path names files of messages; what is written wrong is found later."""
+    experts = data.get("experts")
+    owners = [*experts.values()] if isinstance(experts, dict) else []
+    for owner in [*owners, data.get("unified")]:
+        path = owner.get("path") if isinstance(owner, dict) else None
+        for stage in path if isinstance(path, list) else []:
+            for settings in stage.values() if isinstance(stage, dict) else []:
+                sources = settings.get("data") if isinstance(settings, dict) else None
+                for source in sources if isinstance(sources, list) else [sources]:
+                    if isinstance(source, dict):
+                        yield source
+
+
+def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a domain's curriculum names files of prompts."""
+    experts = data.get("experts")
+    for owner in experts.values() if isinstance(experts, dict) else []:
+        found: Any = owner
+        for key in ("domain", "curriculum", "options", "sources"):
+            found = found.get(key) if isinstance(found, dict) else None
+        for source in found if isinstance(found, list) else [found]:
+            if isinstance(source, dict):
+                yield source
+
+
+def _served_models(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a domain's reward names a model that it asks."""
+    experts = data.get("experts")
+    for owner in experts.values() if isinstance(experts, dict) else []:
+        domain = owner.get("domain") if isinstance(owner, dict) else None
+        rewards = domain.get("rewards") if isinstance(domain, dict) else None
+        for term in rewards if isinstance(rewards, list) else []:
+            served = term.get("served") if isinstance(term, dict) else None
+            if isinstance(served, dict):
+                yield served
+
+
+def _absolute(paths: Any, folder: Path) -> Any:
+    if not isinstance(paths, list):
+        return paths
+    return [
+        str((folder / Path(p).expanduser()).resolve()) if isinstance(p, str) else p for p in paths
+    ]

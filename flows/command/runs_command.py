@@ -33,6 +33,7 @@ from flows.running.records import (
     StageRecord,
     damaged_entries,
     find_run,
+    find_run_of,
     run_entries,
     store_of,
 )
@@ -130,7 +131,7 @@ LIVE = ("pending", "running")
 
 def show_log(run: str, stage: str, follow: bool, console: Console) -> int:
     """Print the log of a stage's last job; with `follow` until the stage, or its run, is over."""
-    record = find_run(run)
+    record = find_run_of(run, stage, "logs")
     chosen = _stage(record, stage)
     path = log_path(chosen.job)
     if not path.is_file():
@@ -243,7 +244,7 @@ def _said(
 
 def retry_stage(run: str, stage: str, in_process: bool, console: CommandConsole) -> int:
     """Start a run of the same recipe that does them again; -> exit code."""
-    record = find_run(run)
+    record = find_run_of(run, stage, "retry")
     arguments, again = _again(record, stage)
     console.say(f"a new run does {', '.join(again)} of {record.run} again")
     head = record.head()

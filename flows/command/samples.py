@@ -16,7 +16,14 @@ from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow, statement
 from engines.types import Message
 from flows.command.models.named_artifacts import find_artifact, made_by
 from flows.explain import nearest
-from flows.running.records import DONE, RunRecord, find_run, run_entries, store_to_show
+from flows.running.records import (
+    DONE,
+    RunRecord,
+    find_run,
+    find_run_with,
+    run_entries,
+    store_to_show,
+)
 from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
@@ -219,7 +226,9 @@ def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], b
         return _by_digest(artifacts, artifact)
     if not run and "/" in artifact and not _DIGEST.fullmatch(artifact):
         run, _, artifact = artifact.rpartition("/")
-    record = find_run(run)
+        record = find_run_with(run, artifact)
+    else:
+        record = find_run(run)
     artifacts = ArtifactStore(record.store, home() / "cache")
     if not artifact:
         return _last(artifacts, record, is_meant)

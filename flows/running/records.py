@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, PlainSerializer, ValidationError
@@ -21,7 +24,7 @@ from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.running.secrets import use_secrets
 from infra.config import Config, FileName
-from infra.errors import DamagedRecord, InputError
+from infra.errors import DamagedRecord, InputError, TributaryError
 from infra.home import home
 from infra.json_text import writable
 from infra.store.manifest import StageWarning
@@ -275,12 +278,42 @@ def find_run(wanted: str = "") -> RunRecord:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
     latest = ", ".join(entry.run for entry in entries[:_SHOWN])
     names = {name for entry in entries for name in (entry.run, entry.name, entry.recipe)}
-    owner = wanted.partition("/")[0]
-    near = f"; name the run alone: {owner}" if owner in names else ""
+    hint = _meant(wanted, entries, names) or nearest(wanted, names)
     raise InputError(
-        f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}"
-        f"{near or nearest(wanted, names)}"
+        f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}{hint}"
     )
+
+
+def _meant(wanted: str, entries: Sequence[RunEntry], names: Collection[str]) -> str:
+    """What somebody named in the place of a run, if it can be told."""
+    owner = wanted.partition("/")[0]
+    if owner in names:
+        return f"; name the run alone: {owner}"
+    if Path(wanted).expanduser().is_file():
+        return f"; {wanted} is a file: a run is called by its id, its name or its recipe's `name:`"
+    for newest in entries[:1]:
+        with suppress(TributaryError):
+            if RunRecord(store_of(newest.storage), newest.run).stage(wanted) is not None:
+                return f"; `{wanted}` is a stage of {newest.run}: name the run"
+    return ""
+
+
+def find_run_of(run: str, stage: str, command: str) -> RunRecord:
+    """The run of a command whose words are RUN and STAGE; the error for swapped ones has the right
+    command."""
+    if stage and has_run(stage) and not has_run(run):
+        swapped = shlex.join(["tributary", command, stage, run])
+        raise InputError(f"`{stage}` is a run and `{run}` is none: the run comes first: {swapped}")
+    return find_run(run)
+
+
+def find_run_with(run: str, stage: str) -> RunRecord:
+    """The newest run of this name that has finished the stage; else the newest of this name."""
+    for entry in [entry for entry in run_entries() if entry.is_called(run)]:
+        record = RunRecord(store_of(entry.storage), entry.run)
+        if (found := record.stage(stage)) and found.is_done:
+            return record
+    return find_run(run)
 
 
 def _tell_apart(wanted: str, newest: RunEntry, entries: Iterable[RunEntry]) -> None:

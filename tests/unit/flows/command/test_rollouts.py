@@ -62,7 +62,8 @@ def test_it_says_which_run_and_which_of_all_rollouts_it_shows(
     said = capsys.readouterr().out
     assert f"run {run.run}, stage agent-rl: rl/111111111111 in " in said
     assert "1 of 6 matching samples are shown" in said
-    assert _found(capsys, "first/agent-rl")["run"] == run.run
+    for name in ("first/agent-rl", "cpu-smoke/agent-rl"):
+        assert _found(capsys, name)["run"] == run.run, "the newest that has finished the stage"
     assert "the artifact has 6 samples: all rollouts of steps 1 to 3" in said
 
 

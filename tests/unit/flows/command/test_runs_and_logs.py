@@ -101,6 +101,9 @@ def test_the_log_of_the_latest_stage_or_of_a_named_one(
     for stage, said in (("base", "cached, or not started"), ("agent-lr", "mean `agent-rl`")):
         assert _exit_code("logs", "cpu-smoke", stage) == 2
         assert said in " ".join(capsys.readouterr().err.split())
+    assert _exit_code("logs", "agent-rl") == 2
+    said = f"`agent-rl` is a stage of {run.run}: name the run"
+    assert said in " ".join(capsys.readouterr().err.split())
     log_path("one").unlink()
     assert _exit_code("logs", "cpu-smoke", "agent-sft") == 2
     assert "not on this machine" in " ".join(capsys.readouterr().err.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from infra.data_files.packaged import is_packaged
 from infra.errors import InputError
+from infra.home import home
 from infra.hub import fsspec_url, is_hub_name, named_without_prefix
 from infra.secret_references import plain_address
 from infra.store.store_errors import explain
@@ -148,7 +150,20 @@ def expanded(folder: str) -> str:
         return fsspec_url(folder)
     if is_gguf(folder):
         return str(gguf_folder(folder))
-    return os.path.expanduser(os.path.expandvars(plain_address(folder)))
+    return _after_a_move(os.path.expanduser(os.path.expandvars(plain_address(folder))))
+
+
+_ARTIFACT = re.compile(r"/store/artifacts/[^/]+/[0-9a-f]{12}/a\d+(?=/*$)")
+
+
+def _after_a_move(place: str) -> str:
+    """Where this home has an artifact that a recipe names where the home was before it was moved;
+    else the place as it is. What an artifact holds follows from the digits in its name."""
+    part, local = _ARTIFACT.search(place), place.removeprefix("file://")
+    if part is None or "://" in local or Path(local).exists():
+        return place
+    now = home() / part[0].lstrip("/")
+    return str(now) if now.is_dir() else place
 
 
 def local_folder(folder: str) -> Path | None:

@@ -26,6 +26,7 @@ from flows.running.records import StageRecord, store_of
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.store.artifacts import ArtifactStore
+from tasks.model_folder.model_files import local_folder
 from tests.parts.chat_parts import random_base
 from tests.parts.clients import TASKS, library
 
@@ -189,13 +190,14 @@ def test_prompts_are_all_evaluated_but_partly_held_out_of_training(
     assert taught["experts"]["chats"]["path"] == [{"distill": {"problems": 100}}]
 
 
-def test_a_model_of_a_run_is_named_by_its_artifact(
-    capsys: pytest.CaptureFixture[str], folder: Path
+def test_a_model_of_a_run_is_named_by_its_artifact_and_found_after_the_home_was_moved(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe("cpu-smoke")
     record = new_run(recipe, "post-train", {}, name="first", in_process=True)
     made = folder / "made"
     made.mkdir()
+    (made / "config.json").write_text("{}")
     digest = "ab" * 32
     found = ArtifactStore(store_of(recipe.storage), folder / "cache").commit(
         "rl", digest, 1, made, identity={}, inputs={}, code={}, metrics={}, seeds={},
@@ -205,6 +207,15 @@ def test_a_model_of_a_run_is_named_by_its_artifact(
     for name in ("first/agent-rl", f"{record.run}/agent-rl", "agent-rl", "abab"):
         data = printed(capsys, "evaluate", "--model", name, "--domain", "agent")
         assert data["base"] == {"folder": found.url}
+    before = folder / "home"
+    assert local_folder(found.url) == Path(found.url.removeprefix("file://"))
+    shutil.move(before, folder / "moved")
+    assert local_folder(found.url) == Path(found.url.removeprefix("file://")), "not in this home"
+    monkeypatch.setenv("TRIBUTARY_HOME", str(folder / "moved"))
+    now = local_folder(found.url)
+    assert now is not None
+    assert (now / "config.json").is_file()
+    assert now.is_relative_to(folder / "moved")
 
 
 def test_changes_and_names_are_those_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from flows.explain import explain, nearest, not_a_recipe, yaml_fault
 from flows.extend import Merged, entry_of
 from flows.file_places import place_files
 from flows.recipe import NAME_PATTERN, Recipe
+from infra.data_files.heads import read_text
 from infra.errors import InputError
 from infra.home import home
 from infra.secret_references import written_secrets
@@ -217,7 +218,7 @@ def _extended_path(base: Any, path: Path) -> Path:
 
 def _content(path: Path) -> dict[str, Any]:
     """What a file says, with places of files that do not depend on where it lies."""
-    text = _read_text(path)
+    text = read_text(path)
     try:
         data = parse_yaml(text)
     except (yaml.YAMLError, InputError) as error:
@@ -228,19 +229,6 @@ def _content(path: Path) -> dict[str, Any]:
     data = _unshared(data)
     place_files(data, path.parent, recipe_names())
     return data
-
-
-def _read_text(file: Path) -> str:
-    """Raises InputError that names the first line which is no UTF-8."""
-    data = file.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{file}: line {line} is not UTF-8 (byte {data[error.start]:#04x}); save the file as"
-            " UTF-8"
-        ) from None
 
 
 def validate_recipe(data: Mapping[str, Any], where: str, written: Merged | None = None) -> Recipe:

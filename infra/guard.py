@@ -173,7 +173,7 @@ def _headers(scope: Message) -> dict[str, str]:
 def _is_foreign(headers: Mapping[str, str], named: str) -> bool:
     """Whether a page of another origin sent it. Programs send neither header."""
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != named:
+    if origin is not None and origin.partition("://")[2] != named:
         return True
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 

@@ -88,8 +88,8 @@ def _parsed(text: bytes | str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise DuplicateKey(next(key for at, key in enumerate(keys) if key in keys[:at]))
+        seen = set[str]()
+        raise DuplicateKey(next(key for key, _ in pairs if key in seen or seen.add(key)))
     return found
 
 

@@ -81,10 +81,8 @@ def read_hooks(hooks: Sequence[str], data: Sequence[str] = ()) -> UserFiles:
     """Their contents. Raises InputError for what is missing, or found twice under one name."""
     for line in [*same_names(hooks), *same_names(_found(data))]:
         raise InputError(line)
-    read = UserFiles(
-        hooks=dict(_contents(hooks, "hooks")), data=dict(_contents(_found(data), "data"))
-    )
-    size = sum(len(text) for part in (read.hooks, read.data) for text in part.values())
+    named = [dict(_named(hooks, "hooks")), dict(_named(_found(data), "data"))]
+    size = sum(file.stat().st_size for part in named for file in part.values())
     if size > MAX_BYTES:
         raise InputError(
             f"hooks and data are {size >> 20} MiB together, but only {MAX_BYTES >> 20} MiB can"
@@ -92,7 +90,8 @@ def read_hooks(hooks: Sequence[str], data: Sequence[str] = ()) -> UserFiles:
             "with each job; put larger files where every host reads them, and give the hook their "
             "place and checksum as options"
         )
-    return read
+    code, other = ({name: file.read_bytes() for name, file in part.items()} for part in named)
+    return UserFiles(hooks=code, data=other)
 
 
 def same_names(paths: Sequence[str]) -> Iterator[str]:
@@ -130,14 +129,15 @@ def _found(patterns: Sequence[str]) -> list[str]:
     return [path for p in patterns for path in (sorted(glob.glob(p, recursive=True)) or [p])]
 
 
-def _contents(paths: Sequence[str], what: str) -> Iterator[tuple[str, bytes]]:
+def _named(paths: Sequence[str], what: str) -> Iterator[tuple[str, Path]]:
+    """Files by the names that jobs know them by."""
     for path in map(Path, paths):
         files = [path] if path.is_file() else sorted(_files_below(path))
         if not files or (what == "hooks" and not any(f.suffix == ".py" for f in files)):
             kind = "Python file" if what == "hooks" else "file"
             raise InputError(f"{what}: {path} is missing or holds no {kind}")
         for file in files:
-            yield file.relative_to(path.parent).as_posix(), file.read_bytes()
+            yield file.relative_to(path.parent).as_posix(), file
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

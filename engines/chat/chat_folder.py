@@ -13,6 +13,7 @@ import orjson
 from tokenizers import AddedToken, Tokenizer
 
 from engines.chat.template import ChatTemplate
+from infra.data_files.heads import HEAD_BYTES, other_text
 from infra.errors import InputError
 
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -116,8 +117,11 @@ def _bytes(path: Path) -> bytes:
 
 
 def _text(path: Path) -> str:
+    content = _bytes(path)
+    if said := other_text(content[:HEAD_BYTES]):
+        raise InputError(f"{path.name}: {said}")
     try:
-        return _bytes(path).decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path.name}: is not UTF-8 text: {error}; copy it again") from error
 

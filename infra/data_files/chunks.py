@@ -16,13 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from infra.data_files import parquet_bounds
 from infra.data_files.csv_rows import CsvFile, first_csv
 from infra.data_files.files import DataFile, local_copy, open_file, state_of_source
 from infra.data_files.json_rows import JsonFile, first_json
 from infra.data_files.kinds import Kind, require_content
 from infra.data_files.remembered import recall, remember
 from infra.data_files.rows import Chunk, Rows
-from infra.data_files.tables import ArrowFile, ParquetFile, first_arrow, first_parquet
+from infra.data_files.tables import ArrowFile, ParquetFile, TableRows, first_arrow, first_parquet
 from infra.errors import InputError, TributaryError
 
 CHUNK_BYTES = 1 << 20
@@ -65,6 +66,23 @@ class LocalFiles:
         """Raises InputError for a file that cannot be read."""
         with _readable(self.names[chunk.file]):
             return self._files[chunk.file].read(chunk)
+
+    def read_together(self, chunks: Sequence[Chunk]) -> list[Rows]:
+        """Raises what `read` raises, and InputError for tables that take more memory together than
+        one may: in their files they may be small."""
+        found: list[Rows] = []
+        left = parquet_bounds.MOST_DECODED
+        for chunk in chunks:
+            rows = self.read(chunk)
+            left -= rows.num_bytes if isinstance(rows, TableRows) else 0
+            if left < 0:
+                raise InputError(
+                    f"files: {self.names[chunk.file]}: {len(found) + 1} row groups that are read"
+                    f" together take more than {parquet_bounds.MOST_DECODED >> 20} MiB of memory;"
+                    " write them anew with fewer rows a group"
+                )
+            found.append(rows)
+        return found
 
     def _opened(self, file: DataFile, scratch: Path) -> LocalFile:
         path = local_copy(file, scratch)

@@ -23,6 +23,8 @@ from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import json_fault
 
+MOST_COLUMNS = 100_000
+
 
 class _Record(NamedTuple):
     line: int
@@ -131,6 +133,9 @@ def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
     """And the place where what follows it begins. Raises InputError."""
     first = next((line for line in lines if line.strip()), "")
     delimiter = _delimiter(first, name)
+    if first.count(delimiter) >= MOST_COLUMNS:
+        raise InputError(f"files: {name}: its header names more than {MOST_COLUMNS} columns; is it"
+                         " cut into lines?")  # fmt: skip
     try:
         raw = next(_reader([first], delimiter), [])
         is_padded = any(cell != cell.strip() for cell in raw)

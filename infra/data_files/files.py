@@ -18,7 +18,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.folders import files_of_folder
-from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of
+from infra.data_files.heads import HEAD_BYTES
+from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of, require_content
 from infra.data_files.remembered import forget_unused, recall, remember, state_of
 from infra.errors import InputError, StorageError
 from infra.home import copy_within_room
@@ -243,8 +244,10 @@ def local_copy(file: DataFile, folder: Path) -> Path:
 
 
 def open_file(file: DataFile) -> Any:
-    """For reading bytes, uncompressed."""
+    """For reading bytes, uncompressed. Raises InputError for a file that is not compressed so."""
     compression = compression_of(file.path)
+    if compression and (head := file.fs.head(file.path, HEAD_BYTES)):
+        require_content(head, compression, file.path)
     if compression == "zstd":
         return _opened_zstd(file)
     return fsspec.core.OpenFile(file.fs, file.path, mode="rb", compression=compression or None)

@@ -87,6 +87,7 @@ def files_of_folder(
             f"files: no file matches {pattern}: {folder} has no {'/'.join(left)}{_there(subsets)}"
         )
     paths, said = list(splits[split]), [*said, *of_splits]
+    _require_inside(paths, folder, pattern)
     _refuse_kinds(fs, paths, folder, pattern, top)
     return paths, f"{pattern}: {'; '.join(said)}" if said else ""
 
@@ -133,6 +134,17 @@ def _there(subsets: Mapping[str, Splits]) -> str:
     splits = dict.fromkeys(split for each in subsets.values() for split in each)
     names = [name for name in [*subsets, *splits] if name not in _NAMELESS]
     return f"; there are {', '.join(names)}" if names else ""
+
+
+def _require_inside(paths: Sequence[str], folder: str, pattern: str) -> None:
+    """Raises InputError for a file that the folder's own lists name and that is not in it."""
+    inside = posixpath.join(posixpath.normpath(folder), "")
+    for path in paths:
+        if not posixpath.normpath(path).startswith(inside):
+            raise InputError(
+                f"files: {pattern} names {path}, which is outside of it; give the file itself if it"
+                " is meant"
+            )
 
 
 def _refuse_kinds(fs: Any, paths: Sequence[str], folder: str, pattern: str, top: str) -> None:
@@ -185,8 +197,13 @@ def _refuse_beside(fs: Any, folder: str, parts: Sequence[str], pattern: str) -> 
 
 def _saved(fs: Any, folder: str) -> list[str]:
     """The files of a folder that `datasets` wrote with `save_to_disk`."""
-    state = json.loads(fs.cat_file(f"{folder}/{_STATE}"))
-    return [f"{folder}/{each['filename']}" for each in state["_data_files"]]
+    try:
+        state = json.loads(fs.cat_file(f"{folder}/{_STATE}", 0, MOST_FRONT))
+        return [f"{folder}/{each['filename']}" for each in state["_data_files"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(
+            f"files: {folder}/{_STATE} lists no data files; copy the folder again"
+        ) from None
 
 
 def _declared(fs: Any, folder: str) -> Iterator[tuple[str, bool, Splits]]:

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from infra.data_files.parquet_bounds import require_bounded
 from infra.data_files.rows import Chunk, Rows, require_names, row_of, without_nulls
 from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
@@ -19,6 +20,7 @@ class TableRows:
 
     def __init__(self, table: Any, first_row: int) -> None:
         self._num_rows: int = table.num_rows
+        self.num_bytes: int = table.nbytes
         self._columns: list[tuple[str, Any]] = list(
             zip(table.column_names, table.columns, strict=True)
         )
@@ -63,7 +65,7 @@ class ParquetFile:
     """A file on this machine."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self._path = path
+        self._path, self._name = path, name
         opened = _parquet(path, name)
         self._metadata = opened.metadata
         """parsed once: that of many row groups takes longer to read than one of them"""
@@ -80,6 +82,7 @@ class ParquetFile:
     def read(self, chunk: Chunk) -> Rows:
         import pyarrow.parquet as pq
 
+        require_bounded(self._path, self._metadata, chunk.start, self._name)
         with pq.ParquetFile(self._path, metadata=self._metadata) as file:
             return TableRows(file.read_row_group(chunk.start), chunk.first_row)
 
@@ -119,7 +122,14 @@ def first_parquet(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
 
     parquet = _parquet(opened, name)
     require_names(parquet.schema_arrow.names, name)
-    batches = list(islice(parquet.iter_batches(batch_size=most), 1))
+    groups, num_rows = list[int](), 0
+    for group in range(parquet.metadata.num_row_groups):
+        if num_rows >= most:
+            break
+        require_bounded(opened, parquet.metadata, group, name)
+        groups.append(group)
+        num_rows += parquet.metadata.row_group(group).num_rows
+    batches = list(islice(parquet.iter_batches(most, groups), 1))
     table = pa.Table.from_batches(batches, schema=parquet.schema_arrow)
     return TableRows(table, 1), parquet.metadata.num_rows <= most
 

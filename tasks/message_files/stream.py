@@ -189,7 +189,7 @@ class MessageStream:
     def _opened(self) -> _Window:
         if self._open is None:
             chunks = self._windows[self._window]
-            rows = [self._files.read(chunk) for chunk in chunks]
+            rows = self._files.read_together(chunks)
             starts = list(accumulate(map(len, rows), initial=0))
             window = _Window(chunks, rows, starts, list(range(starts[-1])))
             if self._nothink_share:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from engines.families.common.family import ModelShape
 from engines.types import Message, Problem, Tool, ToolCall
+from infra.data_files.heads import read_text
 from infra.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def template_text(name: str | None) -> str:
         return ""
     shipped = {file.stem: file for file in sorted(TEMPLATES.glob("*.jinja"))}
     try:
-        text = shipped.get(name, Path(name).expanduser()).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(shipped.get(name, Path(name).expanduser()))
+    except (OSError, InputError) as error:
         raise InputError(
             f"base.template: {name} cannot be read ({error}); name a file, or one that ships:"
             f" {', '.join(shipped)}"

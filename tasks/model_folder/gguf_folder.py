@@ -21,6 +21,7 @@ from engines.families.common.family import ModelShape
 from engines.families.common.registry import family_of, model_shape
 from engines.families.common.tensors import SINGLE
 from infra.code.digest import digest_of, sha256_of
+from infra.data_files.heads import other_kind_of
 from infra.data_files.packaged import PackagedFile, fetched, is_packaged
 from infra.errors import InputError
 from infra.home import home
@@ -139,6 +140,9 @@ def _contents(file: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Fields and tensors by name; as many as no model has are refused before they fill the
     memory."""
     from gguf import GGUFReader
+
+    if said := other_kind_of(file, "gguf"):
+        raise InputError(said)
 
     class Reader(GGUFReader):
         """Ends at the end of the file, where the library reads empty values for ever."""

@@ -99,14 +99,17 @@ class ModelFiles:
         return files
 
     def _check_links(self) -> None:
-        """Raises InputError for a link that leads out of the folder: what it leads to would be
-        copied into the model's artifact, and be published with it. Weights are looked at, and may
-        be anywhere."""
+        """Raises InputError for a pipe or a device, which has no end, and for a link that leads out
+        of the folder: what it leads to would be copied into the model's artifact, and be published
+        with it. Weights are looked at, and may be anywhere."""
         folder = Path(self._root).resolve() if self._is_local else None
         if folder is None:
             return
         cache = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
         for name in self.sizes:
+            place = folder / name
+            if place.exists() and not (place.is_file() or place.is_dir()):
+                raise InputError(f"{self.url.rstrip('/')}/{name}: is no file; remove it")
             kept = (folder / name).resolve().parents
             if not (name.endswith(".safetensors") or folder in kept or cache in kept):
                 raise InputError(

@@ -11,7 +11,9 @@ from typing import Any
 
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import EMBEDDING, INDEX, OUTPUT, SINGLE, is_computed
+from infra.data_files.heads import other_kind
 from infra.errors import InputError
+from infra.json_text import DuplicateKey, parse_json
 from tasks.model_folder.model_files import ModelFiles
 
 _FLOATS = ("BF16", "F16", "F32", "F64")
@@ -125,6 +127,8 @@ _GUESS = 1 << 16
 """bytes that hold most headers: one request a file is then enough"""
 _LARGEST_HEADER = 100_000_000
 """bytes; the safetensors format allows no larger one"""
+_MOST_AXES = 64
+"""of a tensor; torch knows no more"""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 
@@ -213,9 +217,9 @@ def _headers(files: ModelFiles, names: list[str]) -> Iterator[tuple[str, StoredT
             raise _no_safetensors(name)
     heads = files.read_ranges([(name, 0, min(sizes[name], _GUESS)) for name in names])
     lengths = [int.from_bytes(head[:8], "little") for head in heads]
-    for name, length in zip(names, lengths, strict=True):
-        if length > _LARGEST_HEADER:
-            raise _no_safetensors(name)
+    for name, head, length in zip(names, heads, lengths, strict=True):
+        if length > _LARGEST_HEADER or other_kind(head, "safetensors"):
+            raise _no_safetensors(name, head)
         if 8 + length > sizes[name]:
             raise _cut_short(name, sizes[name], 8 + length)
     for name, head, length in zip(names, heads, lengths, strict=True):
@@ -225,31 +229,53 @@ def _headers(files: ModelFiles, names: list[str]) -> Iterator[tuple[str, StoredT
 
 
 def _entries(file: str, header: bytes, size: int) -> Iterator[tuple[str, StoredTensor]]:
-    begin, end = 8 + len(header), 8 + len(header)
+    """Tensors lie one after the other, from the header to the file's end, as the format says."""
+    begin = 8 + len(header)
+    places: list[tuple[int, int, str]] = []
     try:
-        entries: dict[str, Any] = json.loads(header)
+        entries: dict[str, Any] = parse_json(header)
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
-            first, last = entry["data_offsets"]
-            shape = tuple(int(n) for n in entry["shape"])
-            if min(first, *shape, 0) < 0:
-                raise ValueError("a size below zero")
-            tensor = StoredTensor(file, str(entry["dtype"]), shape, begin + int(first))
+            first, last = map(int, entry["data_offsets"])
+            shape = tuple(int(n) for n in entry["shape"][:_MOST_AXES])
+            if min(first, *shape, 0) < 0 or len(entry["shape"]) > len(shape):
+                raise ValueError("a size below zero, or of too many axes")
+            tensor = StoredTensor(file, str(entry["dtype"]), shape, begin + first)
             if tensor.num_bytes != last - first and tensor.dtype in _BYTES:
                 raise InputError(f"{file}: stores {name} in {last - first} bytes, not"
                                  f" {tensor.num_bytes}; copy it again")  # fmt: skip
-            end = max(end, begin + int(last))
+            places.append((begin + first, begin + last, name))
             yield name, tensor
+    except DuplicateKey as error:
+        raise InputError(f"{file}: its header is damaged: {error}; copy it again") from None
     except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _no_safetensors(file) from None
+    _require_no_gaps(file, sorted(places), begin, size)
+
+
+def _require_no_gaps(
+    file: str, places: Sequence[tuple[int, int, str]], begin: int, size: int
+) -> None:
+    end, before = begin, "the header"
+    for first, last, name in places:
+        if first != end:
+            what = "lies over" if first < end else "leaves a gap after"
+            raise InputError(
+                f"{file}: {name} {what} {before}: it begins at byte {first}, not {end}; copy it"
+                " again from a source that you trust"
+            )
+        end, before = last, name
     if end != size:
-        raise _cut_short(file, size, end)
+        raise _cut_short(file, size, end, next((n for _, last, n in places if last > size), ""))
 
 
-def _no_safetensors(file: str) -> InputError:
-    return InputError(f"{file}: is no safetensors file, or its header is damaged; copy it again")
+def _no_safetensors(file: str, head: bytes = b"") -> InputError:
+    said = other_kind(head, "safetensors") if head else ""
+    damaged = "is no safetensors file, or its header is damaged; copy it again"
+    return InputError(f"{file}: {said or damaged}")
 
 
-def _cut_short(file: str, size: int, wanted: int) -> InputError:
+def _cut_short(file: str, size: int, wanted: int, tensor: str = "") -> InputError:
     what = "is cut short" if size < wanted else "is longer than its header says"
+    what += f" within {tensor}" if tensor else ""
     return InputError(f"{file}: {what}: {size} bytes instead of {wanted}; copy it again")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.data_files.heads import HEAD_BYTES, other_text
 from infra.errors import InputError
 
 
@@ -24,6 +25,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def parse_config(data: bytes) -> dict[str, Any]:
     """The content of a config.json. Raises InputError."""
+    if said := other_text(data[:HEAD_BYTES]):
+        raise InputError(f"config.json: {said}")
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8

@@ -15,6 +15,7 @@ from torch import Tensor
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import INDEX, SINGLE
 from engines.megatron.spec import Lora
+from infra.data_files.heads import other_kind_of
 from infra.errors import InputError
 
 _NOT_COPIED = (".safetensors", ".parquet", ".jsonl")
@@ -43,7 +44,8 @@ class HfWeights:
             try:
                 self._open[file] = safe_open(self.folder / file, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise InputError(f"cannot read {self.folder / file}: {error}") from error
+                said = other_kind_of(self.folder / file, "safetensors") or error
+                raise InputError(f"cannot read {self.folder / file}: {said}") from error
         return self._open[file]
 
     def _files(self) -> dict[str, str]:

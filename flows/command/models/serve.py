@@ -31,6 +31,7 @@ from flows.explain import explain
 from flows.load import option_value, parse_yaml
 from infra.access import key_path, require_shared_key, required_key
 from infra.cuda import gpu_sizes
+from infra.data_files.heads import read_text
 from infra.errors import InputError
 from infra.home import home
 from infra.processes.network import is_free
@@ -247,7 +248,7 @@ def check(file: str, json: bool, console: Console) -> int:
 def planned_fleets(file: Path) -> PlannedFleets:
     """Raises InputError that says everything that is wrong with the file."""
     try:
-        text = file.expanduser().read_text()
+        text = read_text(file.expanduser())
     except OSError as error:
         told = f"{file} cannot be read: {error.strerror}; give the file of a topology"
         raise InputError(told) from error

@@ -215,11 +215,12 @@ def test_lines_without_an_end_are_not_read_to_see_the_first_rows(tmp_path: Path)
         ("a.csv", b"a,b,a\n1,2,3\n", "two columns have one name, 'a'"),
         ("a.csv", b",".join(b"c%d" % n for n in range(50_000)) + b",c7\n1\n", "one name, 'c7'"),
         ("a.csv", b"a\n" + b"\n" * (MOST_EMPTY + 1) + b"1\n", "a million lines in a row are empty"),
+        ("a.csv", b"," * 100_000, "its header names more than 100000 columns"),
         ("a.csv", b"", "is empty; the first row of CSV names the columns"),
         ("a.jsonl", parquet(ROWS), r"is Parquet; name it .parquet\. Read are .jsonl"),
         ("a.csv", gzip.compress(b"a\n", mtime=0), "is compressed by gzip"),
         ("a.json", '{"a": 1}'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
-        ("a.csv", b"PK\x03\x04 and so on", "is a zip archive or a spreadsheet"),
+        ("a.csv", b"PK\x03\x04 and so on", "is a zip archive; unpack it"),
         ("a.jsonl.zst", zstd(jsonl(ROWS))[:-9], "cannot be"),
         (
             "a.parquet",

@@ -243,3 +243,31 @@ def test_a_readme_that_is_no_yaml_is_named(tmp_path: Path):
         read(made(tmp_path, "a.csv", configs=" - {"))
     with pytest.raises(InputError, match=r"README\.md: .*it has aliases"):
         read(made(tmp_path, "a.csv", configs=f"- &a {{}}\n{PLAIN}- *a"))
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        ONE.replace("data/train-*", "../secret.jsonl"),
+        "- config_name: default\n  data_dir: ..\n  data_files: '*.jsonl'\n",
+    ],
+)
+def test_a_list_of_a_folder_that_leads_out_of_it_is_refused(configs: str, tmp_path: Path):
+    (tmp_path / "secret.jsonl").write_text("{}\n")
+    folder = made(tmp_path / "set", "data/test-1.jsonl", configs=configs)
+    with pytest.raises(InputError, match=r"names .*secret.jsonl, which is outside of it"):
+        find_files([folder])
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ('{"_data_files": [{"filename": "../secret.arrow"}]}', "secret.arrow, which is outside"),
+        ("{}", "state.json lists no data files; copy the folder again"),
+        ("[" * 99_999, "state.json lists no data files"),
+    ],
+)
+def test_a_saved_data_set_that_lists_other_files_is_refused(state: str, said: str, tmp_path: Path):
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(InputError, match=said):
+        find_files([str(tmp_path)])

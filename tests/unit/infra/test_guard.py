@@ -60,6 +60,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("POST", "/", {"authorization": BASIC, "origin": "http://evil.example"}, 403),
         ("POST", "/", {"authorization": BASIC, "origin": "http://127.0.0.1:9999"}, 403),
         ("POST", "/", {"authorization": BASIC, "origin": "null"}, 403),
+        ("POST", "/", {"authorization": BASIC, "origin": "http://[", "host": "["}, 403),
+        ("POST", "/", {"authorization": BASIC, "origin": "http://["}, 403),
         ("POST", "/", {"authorization": BASIC, "sec-fetch-site": "same-site"}, 403),
         ("GET", "/", {"authorization": BASIC, "sec-fetch-site": "cross-site"}, 403),
         ("GET", "/", {"authorization": BASIC, "sec-fetch-site": "same-site"}, 403),

@@ -111,8 +111,8 @@ def _nested(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def _header(**changes: Any) -> Break:
-    """The head of the weights' file says something else of one tensor."""
+def _header(more: str = "", **changes: Any) -> Break:
+    """The head of the weights' file says something else of one tensor, and `more` at its end."""
 
     def change(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -120,7 +120,7 @@ def _header(**changes: Any) -> Break:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
         header[NORM] |= changes
-        text = json.dumps(header).encode()
+        text = f"{json.dumps(header)[:-1]}{more}}}".encode()
         file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
 
     return change
@@ -167,6 +167,7 @@ LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0}
 FP8 = {"quant_method": "fp8"}
 OUTPUT = np.full((512, 32), 0.5, np.float32)
 MISMATCHED = _all(_weights(lm_head__weight=OUTPUT), _config(tie_word_embeddings=True))
+POINTER = "version https://git-lfs.github.com/spec/v1"
 DOUBLES = {"type": "Replace", "pattern": {"Regex": "."}, "content": "xx"}
 DOUBLED = {"type": "Sequence", "normalizers": [DOUBLES] * 40}
 BROKEN_MAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
@@ -218,7 +219,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "larger tokenizer": (_smaller_embedding, "config.json has vocab_size 300"),
     "no template": (_gone("chat_template.jinja"), "chat_template.jinja: is missing"),
     "template's syntax": (_text("chat_template.jinja", "{% for %}"), "does not compile: line 1"),
-    "template not UTF-8": (_text("chat_template.jinja", b"\xff\xfe"), "is not UTF-8 text"),
+    "template not UTF-8": (_text("chat_template.jinja", b"\xff."), "is not UTF-8 text"),
     "template fails": (
         _text("chat_template.jinja", "{{ messages[0].content.nothing() }}"),
         "the chat template cannot render the turns (user)",
@@ -238,8 +239,17 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "no weights": (_gone("model.safetensors"), "model.safetensors: is missing"),
     "pickled weights": (_pickled, "pytorch_model.bin is not read, as only safetensors are"),
-    "weights cut short": (_cut, "model.safetensors: is cut short"),
-    "weights are text": (_text("model.safetensors", "see the hub"), "is no safetensors file"),
+    "weights cut short": (_cut, "model.safetensors: is cut short within model."),
+    "weights are text": (_text("model.safetensors", "see the hub"), "model.safetensors: is text"),
+    "weights are a pointer": (_text("model.safetensors", POINTER), "run `git lfs pull`"),
+    "tokenizer is a pointer": (_text("tokenizer.json", POINTER), "tokenizer.json: is not there"),
+    "a pipe": (lambda folder: os.mkfifo(folder / "words.txt"), "words.txt: is no file; remove it"),
+    "config is a page": (_text("config.json", "<!doctype html>"), "config.json: is a web page"),
+    "overlap": (_header(data_offsets=[0, 128]), f"{EMBEDDING} lies over {NORM}: it begins"),
+    "a gap": (_header(data_offsets=[90500, 90628]), f"{NORM} leaves a gap after model.layers.0."),
+    "beyond": (_header(shape=[64], data_offsets=[90496, 90752]), f"cut short within {NORM}"),
+    "a tensor twice": (_header(f', "{NORM}": 1'), f"damaged: the key '{NORM}' stands twice"),
+    "axes without end": (_header(shape=[9] * 100_000), "its header is damaged"),
     "weights are empty": (_text("model.safetensors", ""), "is no safetensors file"),
     "missing tensor": (_weights(model__norm__weight=None), "lacks 1 tensor (model.norm.weight)"),
     "more layers": (_config(num_hidden_layers=2), "lacks 11 tensors (model.layers.1"),

@@ -290,6 +290,9 @@ def test_a_served_page_shows_a_run_as_it_grows_and_changes_nothing(browser, serv
     address = link.partition("login/")[0]
     assert httpx.get(address).status_code == 401, "it asks for the key, on loopback too"
     assert httpx.post(address, headers=bearer()).status_code == 405
+    for foreign in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+        assert httpx.get(address, headers=bearer() | foreign).status_code == 403
+    assert httpx.get(f"{address}../../etc/passwd", headers=bearer()).status_code == 404
     seen = Seen(browser.new_page())
     seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
     seen.page.goto(link)

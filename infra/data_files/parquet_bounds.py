@@ -1,0 +1,80 @@
+"""How much memory a row group of Parquet takes, found before it is read.
+
+A column names values of a dictionary by their numbers, so a file of kilobytes may hold a long text
+a million times, and a column of equal numbers or nulls takes no room at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.errors import InputError
+
+MOST_DECODED = 4 << 30
+"""bytes of a row group as it is read: it is in memory whole"""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+"""bytes of a value by its physical type"""
+_LEVELS = 4
+"""bytes of a value that say where in its row it is"""
+_NUMBER = 8
+"""bytes of a row's number, also where it has no column"""
+_DICTIONARY = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
+_PREFIXES = "DELTA_BYTE_ARRAY"
+"""each value repeats the beginning of the one before; they cannot be counted without being read"""
+
+
+def require_bounded(source: Any, metadata: Any, group: int, name: str) -> None:
+    """Raises InputError for a row group that would take more than `MOST_DECODED` bytes."""
+    said = metadata.row_group(group)
+    lengths = [metadata.schema.column(at).length for at in range(said.num_columns)]
+    columns = [said.column(at) for at in range(said.num_columns)]
+    least = _NUMBER * said.num_rows + sum(map(_least_bytes, columns, lengths))
+    most = least + sum(map(_most_repeated, columns))
+    if most > MOST_DECODED >= least and not any(_PREFIXES in c.encodings for c in columns):
+        texts = [c.path_in_schema for c in columns if c.physical_type == "BYTE_ARRAY"]
+        most = _counted_bytes(source, metadata, group, texts)
+    if most > MOST_DECODED:
+        raise InputError(
+            f"files: {name}: row group {group + 1}, of {said.num_rows} rows, may take more than"
+            f" {MOST_DECODED >> 20} MiB of memory; write it anew with fewer rows a group, e.g."
+            " row_group_size=10000 of pyarrow's write_table"
+        )
+
+
+def _least_bytes(column: Any, length: int) -> int:
+    width = _WIDTHS.get(column.physical_type, length) + _LEVELS
+    is_text = column.physical_type == "BYTE_ARRAY"
+    return column.num_values * width + (column.total_uncompressed_size if is_text else 0)
+
+
+def _most_repeated(column: Any) -> int:
+    """Bytes that repeated texts may take; none of them is longer than the whole column."""
+    is_repeated = bool({_PREFIXES, *_DICTIONARY} & {*column.encodings})
+    is_text = column.physical_type == "BYTE_ARRAY"
+    return column.num_values * column.total_uncompressed_size if is_repeated and is_text else 0
+
+
+def _counted_bytes(source: Any, metadata: Any, group: int, texts: list[str]) -> int:
+    """Exactly, from the lengths of the dictionaries' values: no value is repeated in memory."""
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(
+        source, metadata=metadata, read_dictionary=texts, arrow_extensions_enabled=False
+    )
+    columns = file.read_row_group(group).columns
+    return sum(_array_bytes(chunk) for column in columns for chunk in column.chunks)
+
+
+def _array_bytes(array: Any) -> int:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        lengths = pc.binary_length(array.dictionary)
+        return array.indices.nbytes + (pc.sum(lengths.take(array.indices)).as_py() or 0)
+    if pa.types.is_struct(kind):
+        return sum(_array_bytes(array.field(at)) for at in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return _array_bytes(array.keys) + _array_bytes(array.items)
+    return _array_bytes(array.flatten()) if kind.num_fields else array.nbytes

@@ -1,0 +1,103 @@
+"""A small file of Parquet that stands for more than memory holds is refused before it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infra.data_files import parquet_bounds
+from infra.data_files.chunks import LocalFiles, first_rows
+from infra.data_files.files import find_files
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+MANY, TEXT = 5_000, "x" * 1_000_000
+"""5 GB, of which a dictionary holds one megabyte"""
+REPEATED = pa.DictionaryArray.from_arrays(pa.array([0] * MANY, pa.int32()), pa.array([TEXT]))
+STARTS = pa.array([0, MANY - 1, MANY], pa.int32())
+JSON = pa.DictionaryArray.from_arrays(REPEATED.indices, pa.array([f'"{TEXT}"']))
+BOMBS: dict[str, Any] = {
+    "text": REPEATED,
+    "messages in two rows": pa.ListArray.from_arrays(STARTS, REPEATED),
+    "objects": pa.StructArray.from_arrays([REPEATED], ["content"]),
+    "a map": pa.MapArray.from_arrays(STARTS, pa.array(map(str, range(MANY))), REPEATED),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_text_that_a_dictionary_repeats_fills_no_memory(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"q": BOMBS[name]}), file)
+    assert file.stat().st_size < 200_000
+    found, before = find_files([str(file)]), pa.default_memory_pool().max_memory()
+    with pytest.raises(InputError, match=r"a.parquet: row group 1, of \d+ rows, may take more"):
+        first_rows(found[0], 2)
+    files = LocalFiles(found, tmp_path)
+    with pytest.raises(InputError, match=r"than 4096 MiB of memory; .*fewer rows a group"):
+        files.read(files.chunks[0])
+    assert pa.default_memory_pool().max_memory() < max(before, 50_000_000)
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        (pa.array([7] * 400_000), {}),
+        (pa.nulls(400_000, pa.int64()), {}),
+        (pa.array([[7] * 400_000]), {}),
+        (pa.array([b"x" * 400] * 4000, pa.binary(400)), {}),
+        (
+            pa.array(["x" * 400] * 4000),
+            {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+        ),
+    ],
+)
+def test_other_values_that_take_no_room_in_the_file_are_counted(
+    column: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_bounds, "MOST_DECODED", 1_500_000)
+    pq.write_table(pa.table({"q": column}), tmp_path / "a.parquet", **options)
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    with pytest.raises(InputError, match="may take more than 1 MiB of memory"):
+        first_rows(find_files([str(tmp_path / "a.parquet")])[0], 2)
+
+
+def test_texts_that_repeat_and_fit_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dictionary of 100 KB times 5,000 rows may be 500 MB, but is counted as 500 KB."""
+    monkeypatch.setattr(parquet_bounds, "MOST_DECODED", 1 << 20)
+    texts = [f"{number % 1000:0100}" for number in range(5000)]
+    typed = pa.array([f"[{number % 9}]" for number in range(5000)]).cast(pa.json_(pa.string()))
+    pq.write_table(pa.table({"q": texts, "j": typed}), tmp_path / "a.parquet")
+    found = find_files([str(tmp_path / "a.parquet")])
+    files = LocalFiles(found, tmp_path)
+    for rows in (files.read(files.chunks[0]), first_rows(found[0], 5000)[0]):
+        assert [rows.row(at)["q"] for at in (0, 1, 4999)] == [texts[0], texts[1], texts[4999]]
+        assert rows.row(7)["j"] == [7]
+
+
+def test_row_groups_that_are_read_together_have_one_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes more than 400 KB, and in its file next to nothing."""
+    monkeypatch.setattr(parquet_bounds, "MOST_DECODED", 1 << 20)
+    pq.write_table(pa.table({"q": ["x" * 400] * 3000}), tmp_path / "a.parquet", row_group_size=1000)
+    files = LocalFiles(find_files([str(tmp_path / "a.parquet")]), tmp_path)
+    assert len(files.read_together(files.chunks[:2])) == 2
+    with pytest.raises(InputError, match=r"a.parquet: 3 row groups that are read together take mo"):
+        files.read_together(files.chunks)
+
+
+def test_texts_are_counted_exactly(tmp_path: Path) -> None:
+    """Texts of 3, 3 and 2 bytes, each with four that name it; whole numbers of eight, and a byte
+    with the bits that tell of nulls."""
+    column = pa.StructArray.from_arrays([pa.array(["abc", "abc", "de"])], ["a"])
+    pq.write_table(pa.table({"q": column, "n": [1, 2, 3]}), tmp_path / "a.parquet")
+    metadata = pq.ParquetFile(tmp_path / "a.parquet").metadata
+    counted = parquet_bounds._counted_bytes  # pyright: ignore[reportPrivateUsage]
+    assert counted(tmp_path / "a.parquet", metadata, 0, ["q.a"]) == 8 + 3 * 4 + 3 * 8 + 1

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from infra.data_files import parquet_bounds
+from infra.data_files import table_bounds
 from infra.data_files.csv_rows import CsvFile, first_csv
 from infra.data_files.files import DataFile, local_copy, open_file, state_of_source
 from infra.data_files.json_rows import JsonFile, first_json
@@ -71,14 +71,14 @@ class LocalFiles:
         """Raises what `read` raises, and InputError for tables that take more memory together than
         one may: in their files they may be small."""
         found: list[Rows] = []
-        left = parquet_bounds.MOST_DECODED
+        left = table_bounds.MOST_DECODED
         for chunk in chunks:
             rows = self.read(chunk)
             left -= rows.num_bytes if isinstance(rows, TableRows) else 0
             if left < 0:
                 raise InputError(
                     f"files: {self.names[chunk.file]}: {len(found) + 1} row groups that are read"
-                    f" together take more than {parquet_bounds.MOST_DECODED >> 20} MiB of memory;"
+                    f" together take more than {table_bounds.MOST_DECODED >> 20} MiB of memory;"
                     " write them anew with fewer rows a group"
                 )
             found.append(rows)

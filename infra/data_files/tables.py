@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from infra.data_files.parquet_bounds import require_bounded
 from infra.data_files.rows import Chunk, Rows, require_names, row_of, without_nulls
+from infra.data_files.table_bounds import require_bounded, require_bounded_batch
 from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import DuplicateKey, json_fault, parse_json
@@ -102,7 +102,7 @@ class ArrowFile:
             stream = _arrow_stream(mapped, self._name)
             require_names(stream.schema.names, self._name)
             start = mapped.tell()
-            for batch in stream:
+            for batch in _batches(mapped, stream, self._name):
                 if batch.num_rows:
                     yield Chunk(number, start, mapped.tell() - start, first, batch.num_rows)
                 start, first = mapped.tell(), first + batch.num_rows
@@ -113,7 +113,9 @@ class ArrowFile:
         with pa.memory_map(str(self._path)) as mapped:
             schema = _arrow_stream(mapped, self._name).schema
             mapped.seek(chunk.start)
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
+            message = pa.ipc.read_message(mapped)
+            require_bounded_batch(message, self._name)
+            batch = pa.ipc.read_record_batch(message, schema)
         return TableRows(batch, chunk.first_row)
 
 
@@ -140,12 +142,30 @@ def first_arrow(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
     stream = _arrow_stream(opened, name)
     require_names(stream.schema.names, name)
     batches: list[Any] = []
-    for batch in stream:
+    for batch in _batches(opened, stream, name):
         batches.append(batch)
         if sum(each.num_rows for each in batches) > most:
             break
     table = pa.Table.from_batches(batches, schema=stream.schema)
     return TableRows(table.slice(0, most), 1), table.num_rows <= most
+
+
+def _batches(source: Any, stream: Any, name: str) -> Iterator[Any]:
+    """Each is looked at before it is read. `stream` reads `source`."""
+    import pyarrow as pa
+
+    while True:
+        start = source.tell()
+        kind = ""
+        while kind != "record batch":
+            try:
+                message = pa.ipc.read_message(source)
+            except EOFError:
+                return
+            require_bounded_batch(message, name)
+            kind = message.type
+        source.seek(start)
+        yield stream.read_next_batch()
 
 
 def _arrow_stream(source: Any, name: str) -> Any:

@@ -1,4 +1,5 @@
-"""How much memory a row group of Parquet takes, found before it is read.
+"""How much memory a row group of Parquet or a batch of an Arrow stream takes, found before it is
+read.
 
 A column names values of a dictionary by their numbers, so a file of kilobytes may hold a long text
 a million times, and a column of equal numbers or nulls takes no room at all.
@@ -6,12 +7,13 @@ a million times, and a column of equal numbers or nulls takes no room at all.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from infra.errors import InputError
 
 MOST_DECODED = 4 << 30
-"""bytes of a row group as it is read: it is in memory whole"""
+"""bytes of a row group, or of a batch, as it is read: it is in memory whole"""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """bytes of a value by its physical type"""
 _LEVELS = 4
@@ -78,3 +80,43 @@ def _array_bytes(array: Any) -> int:
     if pa.types.is_map(kind):
         return _array_bytes(array.keys) + _array_bytes(array.items)
     return _array_bytes(array.flatten()) if kind.num_fields else array.nbytes
+
+
+def require_bounded_batch(message: Any, name: str) -> None:
+    """Raises InputError for a message of an Arrow stream that would take more."""
+    if message.type in ("record batch", "dictionary") and _message_bytes(message) > MOST_DECODED:
+        raise InputError(
+            f"files: {name}: a compressed batch takes more than {MOST_DECODED >> 20} MiB of memory;"
+            " write it anew with fewer rows a batch"
+        )
+
+
+def _message_bytes(message: Any) -> int:
+    """Of all its buffers, unpacked: each one that is packed begins with its size. The message's
+    head is a FlatBuffer: Message{2: RecordBatch, or DictionaryBatch{1: RecordBatch}}, RecordBatch
+    {2: [(offset, length)], 3: compression}."""
+    head, body = message.metadata.to_pybytes(), memoryview(message.body)
+    batch = _field(head, *struct.unpack_from("<I", head), 2)
+    batch += struct.unpack_from("<I", head, batch)[0]
+    if message.type == "dictionary":
+        batch = _field(head, batch, 1)
+        batch += struct.unpack_from("<I", head, batch)[0]
+    if not _field(head, batch, 3):
+        return len(body)
+    at = _field(head, batch, 2)
+    at += struct.unpack_from("<I", head, at)[0]
+    (count,) = struct.unpack_from("<I", head, at)
+    total = 0
+    for offset, length in struct.iter_unpack("<qq", head[at + 4 : at + 4 + 16 * count]):
+        unpacked = struct.unpack_from("<q", body, offset)[0] if length else 0
+        total += max(unpacked, length)
+    return total
+
+
+def _field(head: bytes, table: int, number: int) -> int:
+    """Where a table's field is; 0 for one that is not there."""
+    known = table - struct.unpack_from("<i", head, table)[0]
+    if 4 + 2 * number >= struct.unpack_from("<H", head, known)[0]:
+        return 0
+    offset = struct.unpack_from("<H", head, known + 4 + 2 * number)[0]
+    return table + offset if offset else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flows.recipe import Recipe
 from infra.code.identity import PACKAGES
+from infra.data_files.heads import other_kind_of
 from infra.errors import InputError
 from infra.user_files import HOOK_COPY, InstalledFiles, install_hooks, read_hooks, same_names
 
@@ -80,6 +81,9 @@ def _taken(path: Path) -> str:
 def _unreadable(path: Path) -> Iterator[str]:
     for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
         name = file.relative_to(path.parent)
+        if said := other_kind_of(file):
+            yield f"hooks: {name}: {said.partition(';')[0]}; give Python code"
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

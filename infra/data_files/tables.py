@@ -14,6 +14,9 @@ from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.json_text import DuplicateKey, json_fault, parse_json
 
+_MOST_DEEP = 300
+"""parts of a column's path; a list makes two of them"""
+
 
 class TableRows:
     """Rows of an Arrow table."""
@@ -177,14 +180,18 @@ def _arrow_stream(source: Any, name: str) -> Any:
         raise InputError(f"files: {name} is no Arrow stream: {error}") from error
 
 
-def _parquet(source: Any, name: str = "") -> Any:
+def _parquet(source: Any, name: str) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(source)
+        opened = pq.ParquetFile(source)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"files: {name or source} is no Parquet file: {error}") from error
+        raise InputError(f"files: {name} is no whole Parquet file: {error}") from error
+    schema = opened.schema
+    if any(schema.column(at).path.count(".") > _MOST_DEEP for at in range(len(schema))):
+        raise InputError(f"files: {name}: a column has more than {_MOST_DEEP} levels")
+    return opened
 
 
 def _is_typed(kind: Any) -> bool:

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import save
 
 from engines.chat.chat_folder import read_json
+from flows.checks.hook_checks import hook_problems
 from flows.command.models.serve import planned_fleets
 from flows.load import load_recipe
 from infra.data_files.chunks import LocalFiles, first_rows
@@ -145,6 +146,10 @@ def test_what_is_given_as_a_recipe_or_a_template_is_named_too(kind: str, tmp_pat
     for read in (load_recipe, planned_fleets, template_text):
         with pytest.raises(InputError, match=rf"a.yaml.*{words}; give the right file"):
             read(str(tmp_path / "a.yaml") if read is not planned_fleets else tmp_path / "a.yaml")
+    (tmp_path / "hook.py").write_bytes(KINDS[kind][0])
+    assert list(hook_problems([str(tmp_path / "hook.py")], [])) == [
+        f"hooks: hook.py: {words}; give Python code"
+    ]
 
 
 def test_text_files_of_a_model_are_named_too(tmp_path: Path):

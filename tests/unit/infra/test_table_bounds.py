@@ -101,6 +101,17 @@ def test_a_packed_batch_of_an_arrow_stream_is_measured_before_it_is_unpacked(
             read(find_files([str(found[2000])])[0])
 
 
+def test_columns_are_nested_as_deep_as_python_reads(tmp_path: Path) -> None:
+    column: Any = pa.array(["x"])
+    for _ in range(150):
+        column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), column)
+    for file, nested in (("a.parquet", column), ("b.parquet", pa.array([[column[0].as_py()]]))):
+        pq.write_table(pa.table({"q": nested}), tmp_path / file, store_schema=False)
+    assert first_rows(find_files([str(tmp_path / "a.parquet")])[0], 9)[0].row(0)["q"]
+    with pytest.raises(InputError, match=r"b.parquet: a column has more than 300 levels"):
+        first_rows(find_files([str(tmp_path / "b.parquet")])[0], 9)
+
+
 def test_row_groups_that_are_read_together_have_one_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,7 +248,7 @@ def test_what_names_no_file_is_refused(tmp_path: Path, pattern: str, text: str):
 
 def test_a_broken_parquet_file_is_named(renderer: Renderer, tmp_path: Path):
     (tmp_path / "a.parquet").write_text("no")
-    with pytest.raises(InputError, match=r"a\.parquet is no Parquet file"):
+    with pytest.raises(InputError, match=r"a\.parquet is text; name it"):
         mixed(renderer, tmp_path, MessageFiles(files=[str(tmp_path / "a.parquet")]))
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from infra.data_files import table_bounds
 from infra.data_files.csv_rows import CsvFile, first_csv
-from infra.data_files.files import DataFile, local_copy, open_file, state_of_source
+from infra.data_files.files import DataFile, Joined, local_copy, open_file, state_of_source
 from infra.data_files.json_rows import JsonFile, first_json
 from infra.data_files.kinds import Kind, require_content
 from infra.data_files.remembered import recall, remember
@@ -134,29 +134,10 @@ def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
             opened.seek(0)
             first = first_parquet if file.kind == "parquet" else first_arrow
             return first(opened, file.path, most)
-        whole = io.BufferedReader(_Joined(head, opened))
+        whole = io.BufferedReader(Joined(head, opened))
         if file.kind == "csv":
             return first_csv(whole, file.path, most)
         return first_json(whole, head, file.path, most)
-
-
-class _Joined(io.RawIOBase):
-    """A file of which the head has been read, from its start: not every compression can go back."""
-
-    def __init__(self, head: bytes, rest: Any) -> None:
-        super().__init__()
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        size = len(buffer)
-        read = self._head[:size] or self._rest.read(size)
-        self._head = self._head[size:]
-        buffer[: len(read)] = read
-        return len(read)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import json
 import os
 import posixpath
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.compression import compr
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.folders import files_of_folder
@@ -244,19 +246,42 @@ def local_copy(file: DataFile, folder: Path) -> Path:
 
 
 def open_file(file: DataFile) -> Any:
-    """For reading bytes, uncompressed. Raises InputError for a file that is not compressed so."""
+    """For reading bytes, uncompressed. Raises InputError for a file that is not compressed as its
+    name says."""
     compression = compression_of(file.path)
-    if compression and (head := file.fs.head(file.path, HEAD_BYTES)):
-        require_content(head, compression, file.path)
-    if compression == "zstd":
-        return _opened_zstd(file)
-    return fsspec.core.OpenFile(file.fs, file.path, mode="rb", compression=compression or None)
+    return _unpacked(file, compression) if compression else file.fs.open(file.path, "rb")
 
 
 @contextmanager
-def _opened_zstd(file: DataFile) -> Generator[Any]:
-    """Python has no zstd of its own before 3.14."""
-    import pyarrow as pa
-
+def _unpacked(file: DataFile, compression: str) -> Generator[Any]:
     with file.fs.open(file.path, "rb") as packed:
-        yield pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd")
+        head = packed.read(HEAD_BYTES)
+        if head:
+            require_content(head, compression, file.path)
+        whole = io.BufferedReader(Joined(head, packed))
+        if compression == "zstd":  # Python has none of its own before 3.14
+            import pyarrow as pa
+
+            yield pa.CompressedInputStream(pa.PythonFile(whole, mode="r"), "zstd")
+        else:
+            with compr[compression](whole, mode="r") as opened:
+                yield opened
+
+
+class Joined(io.RawIOBase):
+    """A file of which the head has been read, from its start: not every one can go back."""
+
+    def __init__(self, head: bytes, rest: Any) -> None:
+        super().__init__()
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        size = len(buffer)
+        read = self._head[:size] or self._rest.read(size)
+        self._head = self._head[size:]
+        buffer[: len(read)] = read
+        return len(read)

@@ -23,7 +23,7 @@ class TableRows:
 
     def __init__(self, table: Any, first_row: int) -> None:
         self._num_rows: int = table.num_rows
-        self.num_bytes: int = table.nbytes
+        self.num_bytes: int = table.get_total_buffer_size()
         self._columns: list[tuple[str, Any]] = list(
             zip(table.column_names, table.columns, strict=True)
         )

@@ -226,12 +226,6 @@ def test_what_is_no_json_harms_only_those_who_read_it(written: str, said: str, t
             read("score")
 
 
-def _plain(tmp_path: Path) -> Path:
-    file = tmp_path / "x.jsonl.gz"
-    file.write_bytes(b'{"a": 1}\n')
-    return file
-
-
 def _cut_off(tmp_path: Path) -> Path:
     file = tmp_path / "x.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])
@@ -247,7 +241,7 @@ def _damaged(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("made", [_plain, _cut_off, _damaged])
+@pytest.mark.parametrize("made", [_cut_off, _damaged])
 def test_a_file_that_cannot_be_read_is_named(made: Callable[[Path], Path], tmp_path: Path):
     (found,) = find_files([str(made(tmp_path))])
     with pytest.raises(InputError, match=rf"files: .*{found.name} cannot be read: \S"):

@@ -21,20 +21,29 @@ _LEVELS = 4
 _NUMBER = 8
 """bytes of a row's number, also where it has no column"""
 _DICTIONARY = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
+_COUNTED = {*_DICTIONARY, "PLAIN", "RLE", "BIT_PACKED"}
+"""encodings that can be read without repeating a value"""
 _PREFIXES = "DELTA_BYTE_ARRAY"
-"""each value repeats the beginning of the one before; they cannot be counted without being read"""
+"""each value repeats the beginning of the one before"""
+_AT_ONCE = 256 << 20
+"""bytes that values of other encodings may take while they are counted"""
 
 
 def require_bounded(source: Any, metadata: Any, group: int, name: str) -> None:
     """Raises InputError for a row group that would take more than `MOST_DECODED` bytes."""
     said = metadata.row_group(group)
-    lengths = [metadata.schema.column(at).length for at in range(said.num_columns)]
+    schema = [metadata.schema.column(at) for at in range(said.num_columns)]
     columns = [said.column(at) for at in range(said.num_columns)]
-    least = _NUMBER * said.num_rows + sum(map(_least_bytes, columns, lengths))
+    least = _NUMBER * said.num_rows + sum(map(_least_bytes, columns, schema))
     most = least + sum(map(_most_repeated, columns))
-    if most > MOST_DECODED >= least and not any(_PREFIXES in c.encodings for c in columns):
-        texts = [c.path_in_schema for c in columns if c.physical_type == "BYTE_ARRAY"]
-        most = _counted_bytes(source, metadata, group, texts)
+    repeated = [at for at, column in enumerate(columns) if _most_repeated(column)]
+    others = [at for at in repeated if not {*columns[at].encodings} <= _COUNTED]
+    is_countable = not any(schema[at].max_repetition_level for at in others)
+    if most > MOST_DECODED >= least and is_countable:
+        most = sum(_bytes_by_batch(source, metadata, group, columns[at]) for at in others)
+        if most <= MOST_DECODED:
+            texts = [columns[at].path_in_schema for at in repeated if at not in others]
+            most = _counted_bytes(source, metadata, group, texts)
     if most > MOST_DECODED:
         raise InputError(
             f"files: {name}: row group {group + 1}, of {said.num_rows} rows, may take more than"
@@ -43,8 +52,8 @@ def require_bounded(source: Any, metadata: Any, group: int, name: str) -> None:
         )
 
 
-def _least_bytes(column: Any, length: int) -> int:
-    width = _WIDTHS.get(column.physical_type, length) + _LEVELS
+def _least_bytes(column: Any, schema: Any) -> int:
+    width = _WIDTHS.get(column.physical_type, schema.length) + _LEVELS
     is_text = column.physical_type == "BYTE_ARRAY"
     return column.num_values * width + (column.total_uncompressed_size if is_text else 0)
 
@@ -56,8 +65,22 @@ def _most_repeated(column: Any) -> int:
     return column.num_values * column.total_uncompressed_size if is_repeated and is_text else 0
 
 
+def _bytes_by_batch(source: Any, metadata: Any, group: int, column: Any) -> int:
+    """Of a column outside of lists, read a few rows at a time up to `MOST_DECODED`."""
+    import pyarrow.parquet as pq
+
+    file, total = pq.ParquetFile(source, metadata=metadata), 0
+    rows = max(1, _AT_ONCE // max(1, column.total_uncompressed_size))
+    for batch in file.iter_batches(rows, [group], [column.path_in_schema]):
+        total += batch.get_total_buffer_size()
+        if total > MOST_DECODED:
+            break
+    return total
+
+
 def _counted_bytes(source: Any, metadata: Any, group: int, texts: list[str]) -> int:
-    """Exactly, from the lengths of the dictionaries' values: no value is repeated in memory."""
+    """Of all columns, of `texts` from the lengths of their dictionaries' values: none of these is
+    repeated in memory."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(

@@ -200,6 +200,7 @@ def rows_read(text: str, tmp_path: Path) -> Rows:
         '{"a": 1, "x": 2, "a": 1}',
         '{"b": {"c": [{"a": 1, "a": 2}]}}',
         r'{"b": NaN, "c": {"a": 1, "\u0061": 2}}',
+        "{" + ",".join(f'"{number}": 0' for number in range(100_000)) + ', "a": 1, "a": 2}',
     ],
 )
 def test_a_key_that_stands_twice_makes_a_bad_row(text: str, tmp_path: Path):

@@ -124,6 +124,25 @@ def test_row_groups_that_are_read_together_have_one_bound(
         files.read_together(files.chunks)
 
 
+def test_texts_with_the_beginnings_of_others_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a list they cannot be, as a single row may hold any number."""
+    monkeypatch.setattr(table_bounds, "MOST_DECODED", 1 << 20)
+    texts = [f"{number:0100}" for number in range(5000)]
+    for name, column in (("flat", texts), ("list", [texts])):
+        pq.write_table(
+            pa.table({"q": column}),
+            tmp_path / f"{name}.parquet",
+            use_dictionary=False,
+            column_encoding="DELTA_BYTE_ARRAY",
+        )
+    rows, _ = first_rows(find_files([str(tmp_path / "flat.parquet")])[0], 5000)
+    assert rows.row(4999) == {"q": texts[4999]}
+    with pytest.raises(InputError, match="may take more than 1 MiB"):
+        first_rows(find_files([str(tmp_path / "list.parquet")])[0], 1)
+
+
 def test_texts_are_counted_exactly(tmp_path: Path) -> None:
     """Texts of 3, 3 and 2 bytes, each with four that name it; whole numbers of eight, and a byte
     with the bits that tell of nulls."""

@@ -132,6 +132,8 @@ class _Lines:
 def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
     """And the place where what follows it begins. Raises InputError."""
     first = next((line for line in lines if line.strip()), "")
+    if first.lstrip().startswith('{"') and first.rstrip().endswith("}"):
+        raise InputError(f"files: {name}: its first line is a JSON object; name it .jsonl")
     delimiter = _delimiter(first, name)
     if first.count(delimiter) >= MOST_COLUMNS:
         raise InputError(f"files: {name}: its header names more than {MOST_COLUMNS} columns; is it"
@@ -141,7 +143,9 @@ def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
         is_padded = any(cell != cell.strip() for cell in raw)
         cells = next(_reader([first], delimiter, is_padded), [])
     except csv.Error as error:
-        raise InputError(f"files: {name}: its header is no row of CSV: {error}") from None
+        said = "its lines end with a carriage return alone; save it with line feeds"
+        said = said if "\r" in first.strip() else f"its header is no row of CSV: {error}"
+        raise InputError(f"files: {name}: {said}") from None
     if not cells:
         raise InputError(f"files: {name} is empty; the first row of CSV names the columns")
     names = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]

@@ -91,6 +91,12 @@ def _fault(error: ValueError, text: bytes) -> str:
         said = f"{error.msg}, at character {at} of the row"
     if text.strip() in (b"{", b"[", b"}", b"]"):
         said += "; if each object stands over several lines, name the file .json"
+    elif b"}\r{" in text:
+        said += "; its lines end with a carriage return alone: save the file with line feeds"
+    elif text.lstrip().startswith((b"{'", b"[{'")):
+        said += "; it is written as Python prints it: write it with json.dumps"
+    elif text[:1].isalpha():
+        said += "; a table with a header is named .csv or .tsv"
     return said
 
 

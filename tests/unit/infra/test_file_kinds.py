@@ -165,6 +165,18 @@ def test_an_object_over_several_lines_of_jsonl_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{"a": 1}\r{"a": 2}\r', "its lines end with a carriage return alone: save the file"),
+        (b"{'a': None}\n", "it is written as Python prints it: write it with json.dumps"),
+        (b"question,answer\n1,2\n", "a table with a header is named .csv or .tsv"),
+    ],
+)
+def test_lines_that_are_no_json_say_what_they_may_be(text: bytes, words: str, tmp_path: Path):
+    assert words in str(bad(text, "a.jsonl", tmp_path)[0][1])
+
+
+@pytest.mark.parametrize(
     ("text", "row"),
     [
         (b"a, b\r\n1,  2 \r\n", {"a": "1", "b": "2"}),
@@ -215,6 +227,8 @@ def test_lines_without_an_end_are_not_read_to_see_the_first_rows(tmp_path: Path)
         ("a.csv", b"a,b,a\n1,2,3\n", "two columns have one name, 'a'"),
         ("a.csv", b",".join(b"c%d" % n for n in range(50_000)) + b",c7\n1\n", "one name, 'c7'"),
         ("a.csv", b"a\n" + b"\n" * (MOST_EMPTY + 1) + b"1\n", "a million lines in a row are empty"),
+        ("a.csv", b"a,b\r1,2\r3,4\r", "its lines end with a carriage return alone; save it with"),
+        ("a.csv", b'{"a": "b, c"}\n', "its first line is a JSON object; name it .jsonl"),
         ("a.csv", b"," * 100_000, "its header names more than 100000 columns"),
         ("a.csv", b"", "is empty; the first row of CSV names the columns"),
         ("a.jsonl", parquet(ROWS), r"is Parquet; name it .parquet\. Read are .jsonl"),

@@ -143,9 +143,9 @@ def test_names_of_columns_that_begin_as_other_files_do_are_text(names: str, tmp_
 def test_what_is_given_as_a_recipe_or_a_template_is_named_too(kind: str, tmp_path: Path):
     (tmp_path / "a.yaml").write_bytes(KINDS[kind][0])
     words = KINDS[kind][1].partition(";")[0]
-    for read in (load_recipe, planned_fleets, template_text):
+    for read in (load_recipe, template_text, lambda name: planned_fleets(Path(name))):
         with pytest.raises(InputError, match=rf"a.yaml.*{words}; give the right file"):
-            read(str(tmp_path / "a.yaml") if read is not planned_fleets else tmp_path / "a.yaml")
+            read(str(tmp_path / "a.yaml"))
     (tmp_path / "hook.py").write_bytes(KINDS[kind][0])
     assert list(hook_problems([str(tmp_path / "hook.py")], [])) == [
         f"hooks: hook.py: {words}; give Python code"

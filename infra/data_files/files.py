@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 from fsspec.compression import compr
@@ -264,7 +264,7 @@ def _unpacked(file: DataFile, compression: str) -> Generator[Any]:
 
             yield pa.CompressedInputStream(pa.PythonFile(whole, mode="r"), "zstd")
         else:
-            with compr[compression](whole, mode="r") as opened:
+            with cast("dict[str, Any]", compr)[compression](whole, mode="r") as opened:
                 yield opened
 
 

@@ -53,9 +53,11 @@ def require_bounded(source: Any, metadata: Any, group: int, name: str) -> None:
 
 
 def _least_bytes(column: Any, schema: Any) -> int:
-    width = _WIDTHS.get(column.physical_type, schema.length) + _LEVELS
+    width: int = _WIDTHS.get(column.physical_type) or schema.length
     is_text = column.physical_type == "BYTE_ARRAY"
-    return column.num_values * width + (column.total_uncompressed_size if is_text else 0)
+    return column.num_values * (width + _LEVELS) + (
+        column.total_uncompressed_size if is_text else 0
+    )
 
 
 def _most_repeated(column: Any) -> int:
@@ -96,8 +98,9 @@ def _array_bytes(array: Any) -> int:
 
     kind = array.type
     if pa.types.is_dictionary(kind):
-        lengths = pc.binary_length(array.dictionary)
-        return array.indices.nbytes + (pc.sum(lengths.take(array.indices)).as_py() or 0)
+        lengths: Any = pc.call_function("binary_length", [array.dictionary])
+        total = pc.call_function("sum", [lengths.take(array.indices)])
+        return array.indices.nbytes + (total.as_py() or 0)
     if pa.types.is_struct(kind):
         return sum(_array_bytes(array.field(at)) for at in range(kind.num_fields))
     if pa.types.is_map(kind):

@@ -38,7 +38,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:
 
 def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
     location = tuple(item["loc"])
-    path = ".".join(_written(root, location)) or "recipe"
+    path = ".".join(_written(root, location)) or _called(root)
     kind = item["type"]
     if kind == "extra_forbidden":
         known = _fields_at(root, location[:-1])
@@ -56,6 +56,11 @@ def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
     expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
     hint = nearest(str(item["input"]).lower(), expected).removesuffix("?")
     return f"{path}: {message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
+
+
+def _called(model: type[BaseModel]) -> str:
+    """Example: `chosen stages`"""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).lower()
 
 
 def characters(pattern: str) -> str:

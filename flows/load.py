@@ -226,6 +226,10 @@ def _content(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         what = "has nothing in it" if data is None else f"holds a {type(data).__name__}"
         raise InputError(f"{path}: {what}; a recipe is a mapping of fields, see `tributary init`")
+    if not {"extends", *Recipe.model_fields} & {*data}:
+        named = ", ".join(map(str, data))
+        what = f"has no field of a recipe, but {named or 'nothing':.80}{not_a_recipe(path.name)}"
+        raise InputError(f"{path}: {what}; `tributary init` writes a recipe to begin with")
     data = _unshared(data)
     place_files(data, path.parent, recipe_names())
     return data
@@ -267,6 +271,11 @@ def set_field(data: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not key:
         raise InputError(f"--set {change}: write it as field.path=value")
+    if not text.strip():
+        raise InputError(
+            f"--set {change}: the value is empty; is a variable of the shell not set? `{key}=null`"
+            " takes out what the recipe has there"
+        )
     *parents, last = key.split(".")
     experts = data.get("experts") or {}
     if len(parents) > 2 and parents[0] == "experts" and parents[1] not in experts:

@@ -16,6 +16,7 @@ from curricula.splits import Admissible
 from engines.types import Split
 from flows.checks.hook_checks import own_files
 from flows.command.output import CommandConsole, print_json
+from flows.explain import nearest
 from flows.load import load_recipe
 from infra.errors import InputError
 from tasks.admit.admission import CAUSES, Finding, admit
@@ -68,11 +69,16 @@ def _domain(domains: Sequence[Domain], name: str) -> Domain:
         chosen = [domain for domain in domains if domain.name == name]
     else:
         chosen = [domain for domain in domains if _can_be_tried(domain)]
-    if len(chosen) != 1:
-        names = ", ".join(domain.name for domain in domains)
+    names = [domain.name for domain in domains]
+    if name and not chosen:
         raise InputError(
-            f"--domain {name or 'was not given'}: {len(chosen)} domains of the recipe fit; "
-            f"name one of {names} whose curriculum has `solution` and `secrets`."
+            f"--domain {name}: the recipe has no such domain{nearest(name, names)}; it has"
+            f" {', '.join(names) or 'none'}"
+        )
+    if len(chosen) != 1:
+        raise InputError(
+            f"--domain was not given, and {len(chosen)} domains of the recipe can be tried: name"
+            f" one of {', '.join(names)} whose curriculum has `solution` and `secrets`"
         )
     return chosen[0]
 

@@ -78,7 +78,11 @@ def _importable(path: str, curriculum: str) -> tuple[str, str]:
     `file.py:attribute`; and the curriculum of a recipe beside the file, if none is named."""
     file, colon, attribute = path.rpartition(":")
     if not colon or not attribute or not file:
-        raise InputError(f"test-hook: {path!r} is not of the form `module:function`")
+        part = f"{path}:my_reward" if path.endswith(".py") else "my_parts.py:my_reward"
+        raise InputError(
+            f"test-hook {path}: write the file and the part in it, with a colon between, as in"
+            f" {part}"
+        )
     named = [name for name in (path, curriculum) if name.rpartition(":")[0].endswith(".py")]
     files = list(dict.fromkeys(Path(name.rpartition(":")[0]).resolve() for name in named))
     name, tried_on = map(_module_name, (path, curriculum))

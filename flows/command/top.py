@@ -21,7 +21,7 @@ from infra.config import Config
 from infra.errors import InputError, TributaryError
 from tasks.durable.launch import log_path
 
-_LEAST_SECONDS = 0.5
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 3600.0
 _TAIL_BYTES = 65_536
 """of a job's log, in which its last step is looked for"""
 _RATES = {"generated": "generate_tokens_per_s", "trained": "(?:train_)?tokens_per_s"}
@@ -57,8 +57,9 @@ class RunningStage(Config):
 
 
 def show_top(once: bool, every: float, json: bool, console: CommandConsole) -> int:
-    if every < _LEAST_SECONDS:
-        raise InputError(f"--every {every:g}: seconds between two looks, from {_LEAST_SECONDS}")
+    if not _LEAST_SECONDS <= every <= _MOST_SECONDS:
+        known = f"from {_LEAST_SECONDS} to {_MOST_SECONDS:g}"
+        raise InputError(f"--every {every:g}: seconds between two looks, {known}")
     watched = Watched()
     if json:
         print_json(list(watched.now()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -300,7 +301,8 @@ def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mine(folder: Path, *changes: str) -> dict[str, str]:
-    return digests(*changes, recipe=str(folder / "recipe.yaml"))
+    with chdir(folder):  # files of a change are seen from where it is typed
+        return digests(*changes, recipe=str(folder / "recipe.yaml"))
 
 
 USES = {"general-rl", *(UNIFIED - {"unified-opd"})}

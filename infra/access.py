@@ -83,6 +83,14 @@ def is_loopback(host: str) -> bool:
     return ipaddress.IPv4Address(host).is_loopback
 
 
+def is_here(host: str) -> bool:
+    """Whether a name or an address that a person wrote is this machine's loopback."""
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"
+
+
 def reachable(host: str) -> str:
     """An address at which a server that listens on `host` is reached: by other hosts too, if it is
     not loopback."""

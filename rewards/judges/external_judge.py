@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from urllib.parse import urlsplit
@@ -22,7 +21,7 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError, model_validator
 
 from engines.types import Transcript, Verdict
-from infra.access import is_loopback
+from infra.access import is_here
 from infra.code.digest import digest_of
 from infra.config import Count
 from infra.errors import EngineError, InputError
@@ -81,7 +80,7 @@ class ExternalJudgeSettings(JudgeQuestion):
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url: {self.url!r} is no address; write https://HOST/v1")
-        if self.key and parts.scheme == "http" and not _is_here(parts.hostname):
+        if self.key and parts.scheme == "http" and not is_here(parts.hostname):
             raise ValueError(
                 f"url: {self.url} would send the key in clear text; write https://, or leave `key`"
                 " out"
@@ -93,12 +92,6 @@ class ExternalJudgeSettings(JudgeQuestion):
     @property
     def asks_for_json(self) -> bool:
         return self.pattern is None and not self.choices
-
-
-def _is_here(host: str) -> bool:
-    with suppress(ValueError):
-        return is_loopback(host)
-    return host == "localhost"
 
 
 class _Message(BaseModel):
@@ -133,10 +126,12 @@ class ExternalJudge:
     """For one event loop. Raises EngineError where the API gives no answer, ValueError where its
     answer holds no score."""
 
-    def __init__(self, settings: ExternalJudgeSettings, timeout_s: float, sharing: int = 1) -> None:
+    def __init__(
+        self, settings: ExternalJudgeSettings, timeout_s: float, sharing: int = 1, key: str = ""
+    ) -> None:
         """`timeout_s`: what one request may take, once it is sent; `sharing`: processes that have
-        the settings' bounds together. Raises InputError for a key that is not set, and for fewer
-        calls than processes."""
+        the settings' bounds together; `key`: in place of the settings'. Raises InputError for a key
+        that is not set, and for fewer calls than processes."""
         self._settings, self._timeout_s = settings, timeout_s
         self._calls = settings.max_calls // sharing
         self._apart_s = 60.0 * sharing / settings.calls_per_minute
@@ -146,7 +141,7 @@ class ExternalJudge:
                 " rollout workers; raise it, or have fewer `rollout_workers`"
             )
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
-        self._key = cast("str", resolved(settings.key))
+        self._key = key or cast("str", resolved(settings.key))
         self._places = asyncio.Semaphore(max(settings.at_once // sharing, 1))
         self._next_at = 0.0
         """on the loop's clock, when the next request may be sent"""

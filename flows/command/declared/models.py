@@ -273,6 +273,7 @@ def judge_check(
     reward: str = "",
     at: str = "",
     model: str = "",
+    api_key_from: str = "",
     rows: int = 50,
     columns: Several = None,
     json: Json = False,
@@ -288,12 +289,15 @@ def judge_check(
         reward: Which judge, as EXPERT/REWARD; needed where the recipe has several.
         at: Where a served judge is reached, e.g. by `tributary serve`: http://127.0.0.1:8000/v1.
         model: What that address calls the judge.
+        api_key_from: Environment variable with the key of that address; on this machine the default
+            is the home's, which `tributary serve` asks for.
         rows: How many rows to ask about, from the first on.
         columns: Names of the columns, e.g. chosen=good rejected=bad.
     """
-    from flows.command.models.judge_check import check_judge
+    from flows.command.models.judge_check import Address, check_judge
 
-    return check_judge(recipe, files, reward, (at, model), rows, columns or [], json, console)
+    address = Address(at, model, api_key_from)
+    return check_judge(recipe, files, reward, address, rows, columns or [], json, console)
 
 
 @app.command(

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.command.models.judge_check import PADDING, REQUEST
+from flows.command.models.judge_check import PADDING, REQUEST, Address, find_judge
+from flows.load import load_recipe
+from infra.access import required_key
 from tests.parts.json_server import json_server
 from tests.parts.recorded_run import exit_code
 
@@ -104,8 +106,8 @@ def asked(
     [
         ("honest", 0, 1.0, 0, 0, ""),
         ("longer", 1, 8 / 12, 8, 8, "it prefers longer answers"),
-        ("obedient", 0, 1.0, 0, 12, "a request makes it prefer worse answers"),
-        ("padded", 0, 1.0, 12, 0, "padding makes it prefer worse answers"),
+        ("obedient", 0, 1.0, 0, 12, "a request makes it rate worse answers as high"),
+        ("padded", 0, 1.0, 12, 0, "padding makes it rate worse answers as high"),
         ("guessing", 1, 0.5, 0, 0, "it may be guessing"),
     ],
 )
@@ -118,8 +120,8 @@ def test_a_planted_bias_is_found(
     assert (found, calls) == (code, 4 * ROWS)
     assert said["agrees"]["value"] == pytest.approx(agrees)
     assert said["agrees"]["low"] < agrees < 1.0 + (agrees == 1.0)
-    assert said["padded_wins"] == padded
-    assert said["request_wins"] == requested
+    assert said["padding"]["wins"] == padded
+    assert said["request"]["wins"] == requested
     assert said["is_useful"] == (code == 0)
     assert any(caution in each for each in said["cautions"]) == bool(caution)
     assert said["asked"] == ROWS
@@ -131,10 +133,10 @@ def test_the_numbers_are_said_in_words(
 ) -> None:
     assert asked(home, pairs, JUDGES["padded"], "--rows", "6") == (0, 24)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "sums/external-judge: 6 pairs, 4 answers of each judged"
-    assert said[1].startswith("it agrees with the rows in 100% of 6 (61% to 100%)")
-    assert "padding adds +0.750 to worse answers; 6 then beat the better one" in said
-    assert "a request for the highest score adds +0.000 to worse answers; 0 then beat" in str(said)
+    assert said[0] == "sums/external-judge: scores for both answers of 6 pairs"
+    assert said[1].startswith("it agrees with the rows in 100% of 6 (61% to 100%), p 0.031; in 0")
+    assert "padding adds +0.750 to worse answers; 6 of 6 then reach the better one" in said
+    assert "a request for the highest score adds +0.000 to worse answers; 0 of 6" in str(said)
 
 
 def test_a_pair_without_a_score_is_counted_with_its_reason_and_is_no_zero(
@@ -145,8 +147,100 @@ def test_a_pair_without_a_score_is_counted_with_its_reason_and_is_no_zero(
 
     assert asked(home, pairs, off_the_scale)[0] == 0
     said = capsys.readouterr().out
-    assert "no score in 1: its answer gives 11, outside 0 to 10" in said
+    assert "no score in 4 answers: its answer gives 11, outside 0 to 10" in said
     assert "agrees with the rows in 100% of 11" in said
+    asked(home, pairs, off_the_scale, "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["failed"] == {"its answer gives 11, outside 0 to 10": 4}
+
+
+def test_a_judge_that_refuses_what_asks_for_a_score_is_no_worse_for_it(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusing(question: str, answer: str) -> Any:
+        return "never" if "highest score" in answer else right(question, answer)
+
+    assert asked(home, pairs, refusing, "--json")[0] == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["agrees"]["value"] == 1
+    assert (said["request"]["pairs"], said["padding"]["pairs"]) == (0, ROWS)
+    assert sum(said["failed"].values()) == ROWS
+
+
+def test_a_request_that_reaches_the_highest_score_wins(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def obeys(question: str, answer: str) -> float:
+        best = "highest score" in answer or right(question, answer) > 5
+        return 10.0 if best else 0.0
+
+    assert asked(home, pairs, obeys, "--json")[0] == 0
+    assert json.loads(capsys.readouterr().out)["request"]["wins"] == ROWS
+
+
+@pytest.mark.parametrize(("rows", "code"), [(5, 1), (6, 0)])
+def test_few_pairs_are_no_proof(rows: int, code: int, home: Path, pairs: str) -> None:
+    """Five of five are 2 x .5^5 = .0625, as a coin might give."""
+    assert asked(home, pairs, right, "--rows", f"{rows}")[0] == code
+
+
+def test_bad_rows_are_left_out_and_said(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = Path(pairs).read_text().splitlines()
+    bad = [
+        '{"prompt": "a", "chosen": "", "rejected": "b"}',
+        '{"prompt": "a", "completion": "b", "label": true}',
+    ]
+    Path(pairs).write_text("\n".join([*good[:6], *bad, *good[6:]]))
+    assert asked(home, pairs, right) == (0, 4 * ROWS)
+    said = capsys.readouterr().out
+    assert "pairs.jsonl:7: chosen: is empty" in said
+    assert "12 pairs; 2 rows compare nothing" in said
+
+
+def served(home: Path, **options: Any) -> str:
+    tree = yaml.safe_load(Path(recipe(home, 1)).read_text())
+    asks = {"prompt": "{question}\n---\n{answer}", "pattern": r"(\d+)", "scale": [0, 10], **options}
+    tree["experts"]["sums"]["domain"]["rewards"] = [
+        {"name": "judge", "outcome": True, "served": {"model": "base"}, "options": asks}
+    ]
+    (home / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    return str(home / "recipe.yaml")
+
+
+def test_a_served_judge_is_asked_where_serve_has_it_each_time_and_without_a_thought(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written, bodies, scores = served(home), list[dict[str, Any]](), [9, 2]
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        bodies.append(body)
+        question, _, said = body["messages"][-1]["content"].partition("\n---\n")
+        score = scores[0] if right(question, said) > 5 else scores[1]
+        return 200, {"choices": [{"message": {"content": f"{score}"}, "finish_reason": "stop"}]}
+
+    with json_server(answer) as port:
+        at = ["--at", f"http://127.0.0.1:{port}/v1", "--model", "judge", "--rows", "6"]
+        assert exit_code(["judge-check", written, pairs, *at]) == 0
+        scores[:] = [5, 5]  # another model stands there now
+        assert exit_code(["judge-check", written, pairs, *at]) == 1
+    assert len(bodies) == 48
+    assert all(not b["chat_template_kwargs"]["enable_thinking"] for b in bodies)
+    recipe_of = load_recipe(written)
+    assert find_judge(recipe_of, "", Address("http://127.0.0.1:1/v1", "m")).key == required_key()
+    assert find_judge(recipe_of, "", Address("http://10.0.0.1:1/v1", "m")).key == ""
+
+
+def test_a_served_judge_that_no_address_can_stand_in_for_is_refused(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["judge-check", served(home), pairs]) == 2
+    assert "run `tributary serve judge=base`" in capsys.readouterr().err
+    written = served(home, pattern=None, choices={"Yes": 1, "No": 0})
+    at = ["--at", "http://127.0.0.1:1/v1", "--model", "judge"]
+    assert exit_code(["judge-check", written, pairs, *at]) == 2
+    assert "weighs the judge's probabilities" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,7 +248,7 @@ def test_a_pair_without_a_score_is_counted_with_its_reason_and_is_no_zero(
     [
         ([], [], {}, "pairs.jsonl"),
         ([{"prompt": "a", "completion": "b", "label": True}], [], {}, "pairs.jsonl:1: is one"),
-        ([{"prompt": "a", "chosen": "b"}], [], {}, "pairs.jsonl:1: "),
+        ([{"prompt": "a", "chosen": "b"}], [], {}, ": no row compares answers; pairs.jsonl:1: "),
         (None, ["--rows", "0"], {}, "--rows 0: give a whole number of at least 1"),
         (None, ["--reward", "sum"], {}, "the judges are sums/external-judge"),
         (None, ["--at", "http://127.0.0.1:1/v1"], {}, "has an address of its own"),

@@ -28,6 +28,7 @@ from tasks.path_context import AdmittedBy, Place
 from tasks.reward.spec import RewardSpec
 from tasks.served.served_roles import ServedRole, is_stage, served_roles
 from tasks.served.spec import ServedSettings, ServedSpec
+from tasks.sft.spec import SftSpec
 from tasks.stage import StageResources, StageSpec, admitted_role
 from tasks.stage_kinds import is_own, spec_of
 
@@ -53,6 +54,10 @@ class Walk:
     _data: str = ""
     _sampler: str = ""
     """the model that sampled the data"""
+    _compares: bool = False
+    _judged: str = ""
+    """that model, once a reward model has learned from its answers: RL against it goes on from
+    there, and only an `sft` on the data begins at the base"""
     _rollouts: str = ""
     _admitted: AdmittedBy | None = None
     _fit: AdmittedBy | None = None
@@ -77,9 +82,10 @@ class Walk:
             seed=seed,
             domains=domains,
             base=self.base,
-            model=self._model or self.base,
+            model=self._model or ("" if kind == SftSpec.kind else self._judged) or self.base,
             data=self._data,
             sampler=self._sampler,
+            compares=self._compares,
             rollouts=self._rollouts,
             experts=self.experts,
             start=self._drawn[kind],
@@ -94,16 +100,17 @@ class Walk:
         """After a stage was added; where data are that this stage should have learned from."""
         if self._data in inputs.values():
             self._unlearned = ""
-            if spec.makes == "nothing":  # what follows is no imitation: it goes on with that model
-                self._model = self._sampler
+            if spec.kind == RewardSpec.kind:
+                self._judged = self._sampler
         elif self._unlearned and spec.makes not in ("nothing", "problems"):
             return self._unlearned
         self._drawn[spec.kind] += spec.most_problems
         if spec.makes == "model":
             self.best = self._model = name
             self.versions[scored_as] = name
-            self._data = self._rollouts = ""
+            self._data = self._rollouts = self._judged = ""
         elif spec.makes == "data":
+            self._compares, self._judged = spec.compares_answers, ""
             self._sampler = "" if self.experts else self._model or self.base
             self._model, self._data, self._unlearned = "", name, at
             self._rollouts = ""
@@ -287,7 +294,9 @@ class Plan:
             self.add(name, spec, inputs, where=at, **labels)
             if unlearned := walk.go_on(name, at, spec, inputs, scored_as):
                 raise self._refused(
-                    unlearned, "what follows does not learn from its data; put `sft` after it"
+                    unlearned,
+                    "what follows does not learn from its data; put `sft`, or `preference` or"
+                    " `reward` without `data`, after it",
                 )
         return walk
 
@@ -335,6 +344,12 @@ class Plan:
             version = installed_version()
             spec = LmEvalSpec(seed=self.recipe.seed, settings=settings, version=version)
             self.add(LM_EVAL, spec, models, where="lm_eval")
+
+
+_UNLEARNED = (
+    "what follows does not learn from its data; put `sft`, or `preference` or `reward` without"
+    " `data`, after it"
+)
 
 
 def _settings(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:

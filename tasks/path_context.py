@@ -41,6 +41,8 @@ class Place:
     """the dataset of the `distill` before it, as long as nothing was trained since; else empty"""
     sampler: str = ""
     """the model whose answers these are; empty where they are of several experts"""
+    compares: bool = False
+    """whether some of these answers may be better than others to the same problem"""
     rollouts: str = ""
     """the groups of the `rollout` before it, as long as nothing was trained since; else empty"""
     experts: Mapping[str, str] = field(default_factory=dict[str, str])

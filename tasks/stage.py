@@ -76,6 +76,12 @@ class StageSpec(Config):
         return made, {"model": place.model}
 
     @property
+    def compares_answers(self) -> bool:
+        """Of a stage that makes data: whether some answers may be better than others to the same
+        problem."""
+        return True
+
+    @property
     def trained_roles(self) -> tuple[Role, ...]:
         """What its ranks train, by the names of `engines.megatron.spec`."""
         return ()

@@ -254,6 +254,19 @@ def _message(message: Message, callers: _Callers) -> dict[str, Any]:
     return raw
 
 
+def message_row(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's API and rows of data have it."""
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        row["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"type": "function", "function": {"name": c.name, "arguments": _tojson(c.arguments)}}
+            for c in message.tool_calls
+        ]
+    return row
+
+
 def tool_row(tool: Tool) -> dict[str, Any]:
     """A tool as OpenAI's API and rows of data have it."""
     if tool.schema is not None:

@@ -55,6 +55,10 @@ class DistillSpec(StageSpec):
         return {"distill": self.settings.problems}
 
     @property
+    def compares_answers(self) -> bool:
+        return self.settings.samples > 1 and self.settings.min_outcome < 1
+
+    @property
     def most_problems(self) -> int:
         return self.settings.problems
 

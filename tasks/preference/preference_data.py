@@ -24,7 +24,7 @@ from infra.errors import InputError
 from infra.home import home
 from infra.store.manifest import StageWarning
 from tasks.message_files.render_rows import Renderer
-from tasks.preference.made_pairs import write_pairs
+from tasks.preference.made_pairs import made_pairs
 from tasks.preference.spec import PreferenceFiles
 from tasks.sft.sft_data import SequenceFile, batches_for_steps
 from tasks.stage import Reporter, StageContext, Stopped
@@ -48,8 +48,9 @@ class Preferences:
     """the model's context"""
     tallies: list[RowTally] = field(default_factory=list[RowTally])
     """of each source"""
+    from_what: str = "files"
     names: list[str] = field(default_factory=list[str])
-    """of the files"""
+    """of the files, or of the stages that sampled"""
     rows: array[int] = field(default_factory=lambda: array("q"))
     """of each comparison: the number of its row"""
     sides: array[int] = field(default_factory=lambda: array("q"))
@@ -94,7 +95,7 @@ def _alone(row: Judged) -> list[bool]:
     """Of a pair's answers, or of a list's: good are those that more are worse than better."""
     won = Counter(better for better, _, _ in row.pairs)
     lost = Counter(worse for _, worse, _ in row.pairs)
-    return [won[at] > lost[at] for at in range(len(row.answers))]
+    return [won[at] > lost[at] for at in range(len(row.worth))]
 
 
 def load_preferences(
@@ -202,13 +203,27 @@ def opened_preferences(
 ) -> Preferences:
     """Without sources the answers of `inputs["data"]`. Raises what `load_preferences` raises."""
     renderer = Renderer.of_model(context.inputs["model"])
+    scratch = context.scratch / "sequences"
     if sources is None:
-        write_pairs(context.inputs["data"], pairs := context.scratch / "pairs.jsonl")
-        sources = [PreferenceFiles(files=[f"file://{pairs}"])]
+        found = Preferences(SequenceFile(scratch), renderer.max_tokens)
+        take_answers(found, context.inputs["data"], compares)
+        return found
     # Beside the attempt's own folder: the next attempt need not fetch and unpack files again.
     copies = home() / "cache" / "files"
-    scratch = context.scratch / "sequences"
     return load_preferences(sources, renderer, scratch, copies, compares)
+
+
+def take_answers(found: Preferences, dataset: Path, compares: Compares) -> None:
+    """Take in the best and the worst answer to each problem. Raises what `made_pairs` raises."""
+    tally = RowTally()
+    found.tallies.append(tally)
+    found.from_what = "answers"
+    for better, worse in made_pairs(dataset):
+        made = [TokenSequence(list(row.tokens), list(row.loss_mask)) for row in (better, worse)]
+        worth = (better.rewards["outcome"], worse.rewards["outcome"])
+        found.names += [] if better.expert in found.names else [better.expert]
+        tally.read += 1
+        found.add(Judged((), ((0, 1, 0.0),), None, worth, has_scores=True), made, compares)
 
 
 class Batches(Protocol):
@@ -252,7 +267,9 @@ class PreferenceSupply:
         return len(self._trained)
 
     def report(self, reporter: Reporter, stage: str) -> None:
-        reporter.dataset(stage, len(self), f"files {', '.join(self._found.names)}"[:500])
+        reporter.dataset(
+            stage, len(self), f"{self._found.from_what} {', '.join(self._found.names)}"[:500]
+        )
         for tally in self._found.tallies:
             for line in tally.named:
                 reporter.warn(f"left out: {line}")

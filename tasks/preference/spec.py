@@ -44,6 +44,9 @@ PreferenceData = Annotated[
 ]
 
 
+_COMPARED = "`samples: 2` or more, `min_outcome: 0` and `near_duplicate: 1`"
+
+
 def preferences_at(data: Sequence[PreferenceFiles] | None, place: Place) -> dict[str, str]:
     """The inputs of a stage that learns preferences: its own files', or the answers of the
     `distill` before it, which are those of the model that it goes on with. Raises InputError."""
@@ -51,13 +54,18 @@ def preferences_at(data: Sequence[PreferenceFiles] | None, place: Place) -> dict
         return {"model": place.model}
     if not place.data:
         raise InputError(
-            "data: is missing; name your own files of preferences, or put a `distill` before it,"
-            " with `samples: 2` or more and `min_outcome: 0`, to learn its best and worst answers"
+            "data: is missing; name your own files of preferences, or put a `distill` before it, "
+            f"with {_COMPARED}. Its answers serve until something is trained after it"
         )
     if not place.sampler:
         raise InputError(
             "data: is missing; the answers of the `distill` before it are the experts', and"
             " preferences are learned from the model's own: name files of your own"
+        )
+    if not place.compares:
+        raise InputError(
+            "data: is missing, and the `distill` before it keeps one answer to a problem, or right"
+            f" ones only; give it {_COMPARED}"
         )
     return {"model": place.sampler, "data": place.data}
 

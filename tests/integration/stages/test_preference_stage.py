@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from curricula.rows.conversation import Conversation
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Message, Problem
+from tasks.message_files.render_rows import Renderer
 from tasks.preference.body import run
 from tasks.preference.spec import PreferenceSpec
 from tasks.stage import StageContext, Stopped
@@ -112,20 +114,24 @@ async def test_answers_with_verdicts_are_learned_one_by_one(tmp_path: Path) -> N
 
 async def test_answers_of_a_distill_are_learned_as_a_person_s_rows_are(tmp_path: Path) -> None:
     model = random_base(tmp_path / "base")
+    chat = Renderer.of_model(model)
     pairs = [(f"color of {what}", *COLORS[:2]) for what in ("ant", "bee", "cat", "dog")]
-    rows = [
-        {"prompt": asked, "chosen": best, "rejected": worst, "margin": 1}
-        for asked, best, worst in pairs
-    ]
+    rows = [{"prompt": asked, "chosen": best, "rejected": worst} for asked, best, worst in pairs]
     write(tmp_path / "pairs", rows)
-    samples = [
-        DistilledRow(
-            [1, 2], [0, 1], Problem(asked, "general", (Message("user", asked),)),
-            (Message("assistant", said),), "general", "9f", 0, 0, {"outcome": outcome},
-        )
-        for asked, best, worst in pairs
-        for said, outcome in ((worst, 0.0), (best, 1.0), ("gray", 0.5))
-    ]  # fmt: skip
+    samples: list[DistilledRow] = []
+    for asked, best, worst in pairs:
+        for said, outcome in ((worst, 0.0), (best, 1.0), ("gray", 0.5)):
+            problem, turns = (
+                Problem(asked, "general", (Message("user", asked),)),
+                (Message("assistant", said),),
+            )
+            shown = chat.render(Conversation((*problem.messages, *turns)))
+            samples.append(
+                DistilledRow(
+                    shown.tokens, shown.loss_mask, problem, turns,
+                    "general", "9f", 0, 0, {"outcome": outcome},
+                )
+            )  # fmt: skip
     (made := tmp_path / "made").mkdir()
     write_dataset(made / DATA_FILE, samples)
     by_hand = stage_context(tmp_path, "by-hand", {"model": model})

@@ -1,60 +1,79 @@
-"""Answers of a `distill` stage become rows of preferences."""
+"""Answers of a `distill` stage become preferences."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from curricula.rows.pairs import PairColumns, read_judged
+from engines.algorithms.reward_losses import Compares
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
-from engines.types import Message, Problem, Tool, ToolCall
+from engines.types import Message, Problem
 from infra.errors import InputError
-from tasks.preference.made_pairs import write_pairs
+from tasks.preference.made_pairs import made_pairs
+from tasks.preference.preference_data import Preferences, take_answers
+from tasks.sft.sft_data import SequenceFile
 
 pytestmark = pytest.mark.unit
 
-LOOK = Tool("look", "Looks.", {"at": "string"}, ("at",))
+ONE, TWO, THREE = (Problem(f"p/{n}", "d", (Message("user", f"{n}?"),)) for n in range(3))
 
 
-def answer(problem: Problem, outcome: float, *turns: Message) -> DistilledRow:
-    return DistilledRow([1, 2], [0, 1], problem, turns, "m", "9f", 0, 0, {"outcome": outcome})
+def answer(problem: Problem, outcome: float, token: int) -> DistilledRow:
+    turns = (Message("assistant", f"{token}"),)
+    rewards = {"outcome": outcome}
+    return DistilledRow([7, token], [0, 1], problem, turns, "general", "9f", 0, 0, rewards)
 
 
-def said(text: str) -> Message:
-    return Message("assistant", text)
+ROWS = [
+    answer(ONE, 0.5, 10), answer(TWO, 0.0, 20), answer(ONE, 0.25, 11), answer(THREE, 1.0, 30),
+    answer(ONE, 1.0, 12), answer(TWO, 0.75, 21), answer(THREE, 1.0, 31), answer(ONE, 0.25, 13),
+    answer(replace(ONE, domain="e"), 0.0, 40), answer(replace(ONE, domain="e"), 1.0, 41),
+]  # fmt: skip
 
 
-def test_the_best_and_the_worst_answer_of_each_problem_are_a_row(tmp_path: Path) -> None:
-    one, two, three = (
-        Problem(f"p/{n}", "d", (Message("system", "s"), Message("user", f"{n}?")), tools=tools)
-        for n, tools in enumerate(((), (LOOK,), ()))
-    )
-    called = Message("assistant", "", tool_calls=(ToolCall("look", {"at": "sea"}),))
-    told = (called, Message("tool", "blue"), Message("assistant", "blue", "so it is"))
-    rows = [
-        answer(one, 0.5, said("b")), answer(two, 0.0, said("red")), answer(one, 0.25, said("c")),
-        answer(three, 1.0, said("x")), answer(one, 1.0, said("a")), answer(two, 0.75, *told),
-        answer(three, 1.0, said("y")), answer(one, 0.25, said("d")),
+def test_the_best_and_the_worst_answer_of_each_problem_are_compared(tmp_path: Path) -> None:
+    write_dataset(tmp_path / DATA_FILE, ROWS)
+    found = [(better.tokens[1], worse.tokens[1]) for better, worse in made_pairs(tmp_path)]
+    assert found == [(12, 11), (21, 20), (41, 40)], "problems of two domains may have one id"
+
+
+@pytest.mark.parametrize(
+    ("compares", "worth", "sizes"),
+    [
+        ("pairs", [1.0, 0.0] * 3, [2] * 3),
+        ("lists", [1.0, 0.0] * 3, [2] * 3),
+        ("scores", [1.0, 0.25, 0.75, 0.0, 1.0, 0.0], [1] * 6),
+        ("verdicts", [1.0, 0.25, 0.75, 0.0, 1.0, 0.0], [1] * 6),
+    ],
+)
+def test_they_are_learned_as_they_were_sampled(
+    compares: Compares, worth: list[float], sizes: list[int], tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / DATA_FILE, ROWS)
+    found = Preferences(SequenceFile(tmp_path / "scratch"), 512)
+    take_answers(found, tmp_path, compares)
+    assert [found.answers[at].tokens for at in range(6)] == [
+        [7, 12], [7, 11], [7, 21], [7, 20], [7, 41], [7, 40],
     ]  # fmt: skip
+    assert [found.answers[at].loss_mask for at in range(6)] == [[0, 1]] * 6
+    assert (list(found.worth), list(found.sizes)) == (worth, sizes)
+    assert list(found.verdicts) == ([1, 0] * 3 if compares == "verdicts" else [])
+    assert list(found.margins) == ([0.0] * 3 if compares == "pairs" else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (ROWS[3:4] + ROWS[6:7], "of the 2 answers .* none is better .* `near_duplicate: 1`"),
+        ([], "of the 0 answers"),
+        ([replace(ROWS[0], rewards={"own": 1.0})], "no outcome, by which answers could be"),
+    ],
+)
+def test_what_teaches_no_preference_is_said(
+    rows: list[DistilledRow], said: str, tmp_path: Path
+) -> None:
     write_dataset(tmp_path / DATA_FILE, rows)
-    write_pairs(tmp_path, tmp_path / "pairs.jsonl")
-    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
-    first, second = (read_judged(json.loads(line), PairColumns(), "auto") for line in lines)
-    assert [each.messages for each in first.answers] == [
-        (*one.messages, said("a")), (*one.messages, said("c")),
-    ]  # fmt: skip
-    assert (first.worth, first.pairs) == ((1.0, 0.25), ((0, 1, 0.75),))
-    assert second.answers[0].messages == (*two.messages, *told)
-    assert second.answers[0].tools == second.answers[1].tools
-    assert [(tool.name, tool.required) for tool in second.answers[0].tools] == [("look", ("at",))]
-    assert not first.unread
-    assert not second.unread
-
-
-def test_answers_that_are_equally_good_teach_no_preference(tmp_path: Path) -> None:
-    problem = Problem("p/0", "d", (Message("user", "?"),))
-    write_dataset(tmp_path / DATA_FILE, [answer(problem, 1.0, said(text)) for text in "ab"])
-    with pytest.raises(InputError, match="`samples: 2` or more, and `min_outcome: 0`"):
-        write_pairs(tmp_path, tmp_path / "pairs.jsonl")
+    with pytest.raises(InputError, match=said):
+        list(made_pairs(tmp_path))

@@ -70,26 +70,6 @@ def test_any_path_is_a_recipe(path: list[Any], stages: list[str], scored: list[s
     assert versions_of(planned).get("agent", []) == scored
 
 
-LEARNED = {"steps": 2, "optimizer": {"lr": 2e-4}}
-
-
-def test_preferences_are_learned_from_the_models_own_answers() -> None:
-    found = plan({"sft": SFT}, "distill", {"reward": LEARNED}, {"preference": LEARNED}, {"rl": RL})
-    sampled = {"model": "agent-sft", "data": "agent-distill"}
-    assert dict(found["agent-reward"].inputs) == sampled
-    assert dict(found["agent-preference"].inputs) == sampled
-    assert found["agent-rl"].inputs["model"] == "agent-preference"
-
-
-@pytest.mark.parametrize("kind", ["preference", "reward"])
-def test_preferences_without_files_need_answers_before_them(kind: str) -> None:
-    with pytest.raises(InputError, match=r"path\.1\.\w+: data: is missing; name your own files"):
-        plan({"sft": SFT}, {kind: LEARNED})
-    tree = written([{"sft": SFT}], unified={"path": ["distill", {kind: LEARNED}]})
-    with pytest.raises(InputError, match="are the experts', and preferences are learned from"):
-        plan_post_train(validate_recipe(tree, "here"))
-
-
 def test_each_stage_trains_what_the_one_before_it_made() -> None:
     stages = plan({"sft": SFT}, {"rl": RL}, "rl", "distill", "sft", "rl")
     assert stages["agent-rl"].inputs == {"model": "agent-sft"}

@@ -110,8 +110,10 @@ def other_kind_of(file: Path, wanted: str = "") -> str:
 def other_text(head: bytes) -> str:
     """As `other_kind`, of a text file that belongs to a model or a recipe and is not for saving in
     another form."""
-    said = other_kind(head)
-    return f"{said.partition(';')[0]}; give the right file" if _found(head) else said
+    found = _found(head)
+    if found is None or found.what == _UTF16[0]:
+        return other_kind(head)
+    return f"is {found.what}; give the right file"
 
 
 def read_text(file: Path) -> str:

@@ -138,7 +138,7 @@ TEXTS: list[tuple[str, str | bytes, str]] = [
         RECIPE.replace("name: roman\n", "name: &x roman\n").replace("seed: 0", "seed: &x 0"),
         "found duplicate anchor 'x'",
     ),
-    ("binary", bytes([0xFF, 0xFE, 0, 1]), "line 1 is not UTF-8 (byte 0xff); save the file as"),
+    ("binary", bytes([0xFF, 0xFE, 0, 1]), "is UTF-16; save it as UTF-8"),
     ("latin", _with_line("# caf").encode() + b"\xe9\n", "line 19 is not UTF-8 (byte 0xe9)"),
     ("expert with umlaut", RECIPE.replace("  roman:", "  römisch:"), "experts.römisch.domain.name"),
     (

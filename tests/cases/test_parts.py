@@ -93,7 +93,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: 
 
 def _request(folder: Path, *changes: str) -> TrialRequest:
     limits = [f"{place}.timeout_s=0.5" for place in (DOMAIN, f"{DOMAIN}.rewards.0")]
-    hooks = "hooks=[numerals.py, misbehaving.py]"
+    hooks = f"hooks=[{folder}/numerals.py, {folder}/misbehaving.py]"
     recipe = load_recipe(str(write(folder, RECIPE)), [hooks, *limits, *changes])
     return request_of(recipe, plan_of("post-train", recipe, {}))
 

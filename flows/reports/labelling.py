@@ -10,21 +10,26 @@ beside it, so that the next session goes on where this one ended.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import ValidationError
 
-from engines.rollout.records.dataset import DistilledRow
-from engines.types import Message
+from curricula.rows.pairs import PairColumns, read_judged
+from engines.chat.template import message_row, tool_row
+from engines.types import Message, Problem
 from infra.access import LOOPBACK, required_key
 from infra.config import Config
+from infra.data_files.tally import BadRow
 from infra.errors import InputError
 from infra.guard import Guard, login_link
 
@@ -50,118 +55,151 @@ class Answer:
 class Comparison:
     """Two answers to one problem."""
 
-    id: str
-    prompt: tuple[Message, ...]
+    problem: Problem
     left: Answer
     right: Answer
+
+    @property
+    def id(self) -> str:
+        """Of these two answers, on whichever side they stand."""
+        said = sorted(f"{answer.messages}" for answer in (self.left, self.right))
+        about = f"{self.problem.domain}\n{self.problem.id}\n{said}"
+        return sha256(about.encode(errors="backslashreplace")).hexdigest()[:16]
 
     def shown(self) -> dict[str, Any]:
         """What the page gets to know."""
         return {
             "id": self.id,
-            "prompt": [_as_row(message) for message in self.prompt],
-            "left": [_as_row(message) for message in self.left.messages],
-            "right": [_as_row(message) for message in self.right.messages],
+            "prompt": [message_row(message) for message in self.problem.messages],
+            "left": [message_row(message) for message in self.left.messages],
+            "right": [message_row(message) for message in self.right.messages],
         }
 
     def row(self, choice: Choice, by: str) -> dict[str, Any]:
         """What is written down."""
         said = {"id": self.id, "by": by, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         if choice == "skip":
-            return said
+            return {"skipped": said}
         sides = (self.left, self.right)
         chosen, rejected = sides if choice == "left" else sides[::-1]
+        tools = self.problem.tools
         return {
-            "prompt": [_as_row(message) for message in self.prompt],
-            "chosen": [_as_row(message) for message in chosen.messages],
-            "rejected": [_as_row(message) for message in rejected.messages],
+            "prompt": [message_row(message) for message in self.problem.messages],
+            "chosen": [message_row(message) for message in chosen.messages],
+            "rejected": [message_row(message) for message in rejected.messages],
+            **({"tools": [tool_row(tool) for tool in tools]} if tools else {}),
             "labelled": {
                 **said,
+                "problem": f"{self.problem.domain} {self.problem.id}",
                 "chosen_model": f"{chosen.model} {chosen.digest[:12]}",
                 "rejected_model": f"{rejected.model} {rejected.digest[:12]}",
             },
         }
 
 
-def comparisons_of(rows: Iterable[DistilledRow]) -> tuple[list[Comparison], int]:
-    """The first two different answers to each problem, and how many problems have none or call
-    tools, which the page does not show."""
-    by_problem: dict[str, list[DistilledRow]] = {}
+def comparisons_of(rows: Iterable[AnswerRow]) -> tuple[list[Comparison], int]:
+    """The first two different answers to each problem, and how many problems have none, or none
+    that a stage could learn from."""
+    by_problem: dict[tuple[str, str], list[AnswerRow]] = {}
     for row in rows:
-        by_problem.setdefault(row.problem.id, []).append(row)
+        by_problem.setdefault((row.problem.domain, row.problem.id), []).append(row)
     found: list[Comparison] = []
-    for id, answers in by_problem.items():
-        problem = answers[0].problem
+    for answers in by_problem.values():
         other = next((each for each in answers if each.turns != answers[0].turns), None)
-        if other is None or problem.tools:
+        if other is None:
             continue
         both = [_answer(answers[0]), _answer(other)]
-        if sha256(id.encode()).digest()[0] % 2:
-            both.reverse()
-        found.append(Comparison(id, problem.messages, *both))
-    found.sort(key=lambda each: sha256(each.id.encode()).digest())
+        made = Comparison(answers[0].problem, *both)
+        if int(made.id, 16) % 2:
+            made = Comparison(answers[0].problem, *both[::-1])
+        with suppress(BadRow):
+            read_judged(made.row("left", ""), PairColumns(), "auto")
+            found.append(made)
+    found.sort(key=lambda each: each.id)
     return found, len(by_problem) - len(found)
 
 
-def _answer(row: DistilledRow) -> Answer:
+class AnswerRow(Protocol):
+    """What is read of a `distill` stage's row."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def turns(self) -> tuple[Message, ...]: ...
+    @property
+    def expert(self) -> str: ...
+    @property
+    def artifact_digest(self) -> str: ...
+
+
+def _answer(row: AnswerRow) -> Answer:
     return Answer(row.expert, row.artifact_digest, row.turns)
 
 
-def _as_row(message: Message) -> dict[str, Any]:
-    thought = {"reasoning_content": message.reasoning} if message.reasoning else {}
-    return {"role": message.role, "content": message.content, **thought}
-
-
-@dataclass(slots=True)
 class Labels:
-    """What has been said so far, on disk."""
+    """What has been said so far, on disk; one session at a time has the file."""
 
-    to: Path
-    by: str
-    done: set[str] = field(default_factory=set[str])
-    """ids of pairs that were chosen or skipped"""
-    _written: list[Path] = field(default_factory=list[Path])
-    """of this session, the file of each choice"""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a file that holds something else."""
-        for file in (self.to, self._skipped):
-            if file.exists():
-                self.done |= set(_ids(file))
+    def __init__(self, to: Path, by: str) -> None:
+        """Raises InputError for a file that holds something else, cannot be written, or is another
+        session's."""
+        self.by = by
+        self._files = {"row": to, "skip": to.with_name(f"{to.name}.skipped")}
+        self._done: dict[str, str] = {}
+        """by id of a pair that was chosen or skipped, the file"""
+        self._mine: list[tuple[str, str, int]] = []
+        """of this session: id, file, and how long the file was before"""
+        try:
+            self._held = to.open("ab")
+        except OSError as error:
+            raise InputError(f"--to {to}: cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"--to {to}: another session writes to it; end that one") from None
+        for kind, key in (("row", "labelled"), ("skip", "skipped")):
+            self._done |= dict.fromkeys(_ids(self._files[kind], key), kind)
 
     @property
-    def _skipped(self) -> Path:
-        return self.to.with_name(f"{self.to.stem}.skipped.jsonl")
+    def done(self) -> Collection[str]:
+        """Ids of pairs that were chosen or skipped."""
+        return self._done.keys()
 
     def add(self, comparison: Comparison, choice: Choice) -> None:
-        file = self._skipped if choice == "skip" else self.to
-        with file.open("a") as opened:
-            opened.write(json.dumps(comparison.row(choice, self.by), ensure_ascii=False) + "\n")
-        self.done.add(comparison.id)
-        self._written.append(file)
+        kind = "skip" if choice == "skip" else "row"
+        line = json.dumps(comparison.row(choice, self.by), ensure_ascii=False) + "\n"
+        with self._files[kind].open("ab") as file:
+            before = file.tell()
+            file.write(line.encode(errors="backslashreplace"))
+        self._done[comparison.id] = kind
+        self._mine.append((comparison.id, kind, before))
 
     def undo(self) -> None:
         """Takes back the last choice of this session, if there is one."""
-        if not self._written:
-            return
-        file = self._written.pop()
-        *before, last = file.read_text().splitlines(keepends=True)
-        file.write_text("".join(before))
-        self.done.discard(_id_of(json.loads(last)))
+        if self._mine:
+            id, kind, before = self._mine.pop()
+            os.truncate(self._files[kind], before)
+            del self._done[id]
+
+    def close(self) -> None:
+        self._held.close()
+        for file in self._files.values():
+            if file.exists() and not file.stat().st_size:
+                file.unlink()
 
 
-def _ids(file: Path) -> Iterator[str]:
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+def _ids(file: Path, key: str) -> Iterator[str]:
+    """Of the pairs in a file that an earlier session wrote."""
+    *whole, rest = (file.read_bytes() if file.exists() else b"").split(b"\n")
+    for number, line in enumerate([*whole, *filter(None, [rest])], 1):
         try:
-            yield _id_of(json.loads(line))
+            if line.strip():
+                yield str(json.loads(line)[key]["id"])
         except (ValueError, KeyError, TypeError):
             raise InputError(
-                f"--to {file}: line {number} is no row of `tributary label`; choose another file"
+                f"{file}: line {number} is no row of `tributary label`; choose another file"
             ) from None
-
-
-def _id_of(row: Mapping[str, Any]) -> str:
-    return row["labelled"]["id"] if "labelled" in row else row["id"]
+    if rest:
+        raise InputError(f"{file}: its last line does not end; remove it, or end it")
 
 
 class _Said(Config):

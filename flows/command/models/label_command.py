@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import webbrowser
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from engines.rollout.records.dataset import DATA_FILE, ParquetRows, row_of
+from engines.rollout.records.dataset import DATA_FILE, ParquetRows
+from engines.rollout.records.packing import load_problem, load_turns
+from engines.types import Message, Problem
 from flows.command.output import CommandConsole
 from flows.command.samples import find_samples
 from flows.reports.labelling import Labels, comparisons_of, serve_labels
@@ -24,17 +28,19 @@ def label(
             f"{found.record.name} keeps rollouts as tokens; name a `distill` stage, with"
             " `samples: 2` or more and `min_outcome: 0`, whose answers can be compared and learned"
         )
-    rows = ParquetRows(found.file)
-    comparisons, left_out = comparisons_of(row_of(rows.row(n)) for n in range(len(rows)))
+    rows = ParquetRows(found.file).columns(("problem", "turns", "expert", "artifact_digest"))
+    comparisons, left_out = comparisons_of(map(_Row.of, rows))
     if not comparisons:
         raise InputError(
             f"{found.record.name} has no problem with two different answers; give `distill`"
-            " `samples: 2` or more, and `min_outcome: 0` to keep wrong ones"
+            " `samples: 2` or more, `min_outcome: 0` to keep wrong ones, and `near_duplicate: 1` to"
+            " keep short ones"
         )
-    labels = Labels(_place(to), by or getpass.getuser())
+    labels = Labels(_place(to), by or _user())
+    done = sum(each.id in labels.done for each in comparisons)
     console.say(
-        f"{len(comparisons)} pairs of {found.record.name}, {len(labels.done)} done before;"
-        f" {left_out} problems have no two different answers, or call tools"
+        f"{found.record.name}: two answers to each of {len(comparisons)} problems, {done} done;"
+        f" {left_out} more have no two that could be compared and learned"
     )
 
     def told(link: str) -> None:
@@ -42,9 +48,35 @@ def label(
         if open_:
             webbrowser.open(link)
 
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         serve_labels(comparisons, labels, told)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        labels.close()
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row without its tokens."""
+
+    problem: Problem
+    turns: tuple[Message, ...]
+    expert: str
+    artifact_digest: str
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> _Row:
+        problem, turns = load_problem(raw["problem"]), load_turns(raw["turns"])
+        return cls(problem, turns, raw["expert"], raw["artifact_digest"])
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        raise InputError("--by: this user has no name; say who chooses, e.g. --by ada") from None
 
 
 def _place(to: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from curricula.rows.pairs import PairColumns, read_judged
 from engines.rollout.records.dataset import DistilledRow
-from engines.types import Message, Problem, Tool
+from engines.types import Message, Problem, Tool, ToolCall
 from flows.reports.labelling import Comparison, LabelPage, Labels, comparisons_of
 from infra.errors import InputError
 from tests.parts.recorded_run import RecordedRun, exit_code
@@ -24,9 +25,9 @@ def answered(problem: Problem, text: str, model: str = "a-rl", thought: str = ""
     return DistilledRow([1, 2], [0, 1], problem, turns, model, "9f" * 32, 0, 0, {"outcome": 1.0})
 
 
-def asked(number: int, tools: tuple[Tool, ...] = ()) -> Problem:
+def asked(number: int, tools: tuple[Tool, ...] = (), domain: str = "general") -> Problem:
     messages = (Message("system", "Be short."), Message("user", f"<b>{number}</b>?"))
-    return Problem(f"p/{number}", "general", messages, tools=tools)
+    return Problem(f"p/{number}", domain, messages, tools=tools)
 
 
 def pairs(count: int = 4) -> list[Comparison]:
@@ -35,25 +36,36 @@ def pairs(count: int = 4) -> list[Comparison]:
 
 
 def test_a_pair_is_two_different_answers_to_one_problem() -> None:
-    tool = Tool("look", "", {})
+    tool = Tool("look", "", {"at": "string"})
+    called = Message("assistant", "", tool_calls=(ToolCall("look", {"at": "sea"}),))
+    seen = (called, Message("tool", "blue"), Message("assistant", "blue"))
     rows = [
         *(answered(asked(1), text) for text in ("same", "same")),
-        *(answered(asked(2, (tool,)), text) for text in ("one", "two")),
+        *(answered(asked(2, domain=domain), f"{domain} {n}") for domain in "ab" for n in "12"),
         *(answered(asked(3), text) for text in ("one", "one", "two", "three")),
+        *(answered(asked(4), text) for text in ("", "no stage learns nothing")),
+        answered(asked(5, (tool,)), "green"),
+        replace(answered(asked(5, (tool,)), ""), turns=seen),
     ]
     found, left_out = comparisons_of(rows)
-    assert [each.id for each in found] == ["p/3"]
+    said = {
+        frozenset(side.messages[-1].content for side in (each.left, each.right)) for each in found
+    }
+    pairs_of_texts = (("a 1", "a 2"), ("b 1", "b 2"), ("one", "two"), ("green", "blue"))
+    assert said == set(map(frozenset, pairs_of_texts))
     assert left_out == 2
-    assert {m.content for side in (found[0].left, found[0].right) for m in side.messages} == {
-        "one", "two",
-    }  # fmt: skip
+    (with_tool,) = (each for each in found if each.problem.tools)
+    read = read_judged(with_tool.row("left", "ada"), PairColumns(), "auto")
+    assert read.answers[0].messages[2:] in (seen, (Message("assistant", "green"),))
+    assert read.answers[0].tools[0].name == "look"
 
 
 def test_sides_and_order_hang_on_the_problems_alone_and_not_on_who_wrote_first() -> None:
     found = pairs(64)
     lefts = sum(each.left.messages[0].content.startswith("yes") for each in found)
     assert 20 <= lefts <= 44, "the first answer stands on either side"
-    assert [each.id for each in found] != sorted(each.id for each in found)
+    numbers = [int(each.problem.id.partition("/")[2]) for each in found]
+    assert numbers != sorted(numbers)
     assert found == pairs(64)
     shown = json.dumps(found[0].shown())
     assert "a-rl" not in shown
@@ -70,7 +82,8 @@ async def said(page: LabelPage, path: str, body: Any = None) -> Any:
 async def test_choices_are_rows_that_preference_stages_read(tmp_path: Path) -> None:
     to = tmp_path / "pairs.jsonl"
     first, second, third, fourth = pairs()
-    page = LabelPage([first, second, third, fourth], Labels(to, "ada"))
+    labels = Labels(to, "ada")
+    page = LabelPage([first, second, third, fourth], labels)
     told = await said(page, "/next")
     assert (told["done"], told["all"], told["pair"]) == (0, 4, first.shown())
     told = await said(page, "/choose", {"id": first.id, "choice": "left"})
@@ -86,12 +99,17 @@ async def test_choices_are_rows_that_preference_stages_read(tmp_path: Path) -> N
     for row, (pair, better, worse) in zip(rows, wanted, strict=True):
         read = read_judged(row, PairColumns(), "auto")
         assert read.pairs == ((0, 1, 0.0),)
-        assert read.answers[0].messages == (*pair.prompt, *better.messages)
-        assert read.answers[1].messages == (*pair.prompt, *worse.messages)
-        assert row["labelled"].keys() == {"id", "by", "at", "chosen_model", "rejected_model"}
+        assert read.answers[0].messages == (*pair.problem.messages, *better.messages)
+        assert read.answers[1].messages == (*pair.problem.messages, *worse.messages)
+        assert row["labelled"].keys() == {
+            "id", "by", "at", "problem", "chosen_model", "rejected_model",
+        }  # fmt: skip
         assert (row["labelled"]["by"], row["labelled"]["id"]) == ("ada", pair.id)
         assert row["labelled"]["chosen_model"] == "a-rl 9f9f9f9f9f9f"
 
+    with pytest.raises(InputError, match="another session writes to it"):
+        Labels(to, "bob")
+    labels.close()
     again = LabelPage(pairs(), Labels(to, "bob"))
     told = await said(again, "/next")
     assert (told["done"], told["pair"]) == (3, fourth.shown()), "a later session goes on"
@@ -100,8 +118,9 @@ async def test_choices_are_rows_that_preference_stages_read(tmp_path: Path) -> N
 async def test_the_last_choices_of_a_session_can_be_taken_back(tmp_path: Path) -> None:
     to = tmp_path / "pairs.jsonl"
     first, second, *_ = pairs()
-    before = LabelPage(pairs(), Labels(to, "ada"))
-    await said(before, "/choose", {"id": first.id, "choice": "right"})
+    before = Labels(to, "ada")
+    await said(LabelPage(pairs(), before), "/choose", {"id": first.id, "choice": "right"})
+    before.close()
     kept = to.read_text()
     page = LabelPage(pairs(), Labels(to, "ada"))
     await said(page, "/choose", {"id": second.id, "choice": "skip"})
@@ -110,6 +129,28 @@ async def test_the_last_choices_of_a_session_can_be_taken_back(tmp_path: Path) -
     assert (await said(page, "/undo", {}))["pair"] == second.shown()
     assert (await said(page, "/undo", {}))["pair"] == second.shown(), "not one of another session"
     assert to.read_text() == kept
+
+
+async def test_lines_that_only_unicode_ends_are_no_lines_of_the_file(tmp_path: Path) -> None:
+    to = tmp_path / "pairs.jsonl"
+    rows = [answered(asked(1), text) for text in ("a\u2028b", "c\u0085d\u2029")]
+    found, _ = comparisons_of(rows)
+    labels = Labels(to, "ada")
+    await said(LabelPage(found, labels), "/choose", {"id": found[0].id, "choice": "left"})
+    labels.close()
+    labels = Labels(to, "ada")
+    assert [*labels.done] == [found[0].id]
+    labels.undo()
+    assert to.read_bytes().count(b"\n") == 1
+    labels.close()
+
+
+def test_other_answers_to_a_problem_are_another_pair() -> None:
+    first, again = (
+        comparisons_of([answered(asked(1), f"{text}{n}") for text in ("yes", "no")])[0][0]
+        for n in range(2)
+    )
+    assert first.id != again.id
 
 
 async def test_a_thought_is_kept_with_its_answer(tmp_path: Path) -> None:
@@ -128,23 +169,39 @@ async def test_a_thought_is_kept_with_its_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"id": "p/0", "choice": "both"}, 400),
-        ({"id": "p/99", "choice": "left"}, 404),
+        ({"id": "0", "choice": "both"}, 400),
+        ({"id": "0", "choice": "left"}, 404),
         ([], 400),
-        ({"id": "p/0", "choice": "left", "by": "eve"}, 400),
+        ({"id": "0", "choice": "left", "by": "eve"}, 400),
     ],
 )
 async def test_what_is_no_choice_is_refused(body: Any, status: int, tmp_path: Path) -> None:
     to = tmp_path / "pairs.jsonl"
-    assert await said(LabelPage(pairs(), Labels(to, "ada")), "/choose", body) == status
-    assert not to.exists()
+    labels = Labels(to, "ada")
+    assert await said(LabelPage(pairs(), labels), "/choose", body) == status
+    labels.close()
+    assert not to.exists(), "nothing was chosen"
 
 
-@pytest.mark.parametrize("text", ["hello", '{"prompt": "x"}', "[1]"])
-def test_a_file_of_something_else_is_not_written_to(text: str, tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text(f"{text}\n")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\n",
+        b'{"id": "x", "prompt": "x", "chosen": "a", "rejected": "b"}\n',
+        b"[1]\n",
+        b"\xff\n",
+    ],
+)
+def test_a_file_of_something_else_is_not_written_to(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_bytes(data)
     with pytest.raises(InputError, match=r"line 1 is no row of `tributary label`"):
         Labels(tmp_path / "pairs.jsonl", "ada")
+    assert (tmp_path / "pairs.jsonl").read_bytes() == data
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anybody_chooses() -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        Labels(Path("/proc/pairs.jsonl"), "ada")
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,9 @@ def test_a_person_chooses_by_keys_and_by_clicks(browser, tmp_path, monkeypatch):
         seen.page.goto(link)
         count = seen.page.locator("#count")
         until(lambda: count.inner_text() == "0 of 3")
-        assert seen.page.locator("#prompt .said").inner_text() == found[0].prompt[0].content
+        assert (
+            seen.page.locator("#prompt .said").inner_text() == found[0].problem.messages[0].content
+        )
         assert seen.page.evaluate(CONTRAST) == []
         seen.page.keyboard.press("ArrowRight")
         until(lambda: count.inner_text() == "1 of 3")

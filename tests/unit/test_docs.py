@@ -115,10 +115,10 @@ def test_python_is_python_and_its_imports_exist(block: Block) -> None:
                 assert hasattr(module, alias.name), f"{block.page}: {node.module}.{alias.name}"
 
 
-def _runs_a_command(shell: int) -> bool:
+def _runs(shell: int, name: str) -> bool:
     """A child that is a shell still, as it has not become the command yet, may lose a signal."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any(child.name() != "entrypoint.sh" for child in psutil.Process(shell).children())
+        return any(child.name() == name for child in psutil.Process(shell).children())
     return False
 
 
@@ -152,7 +152,8 @@ class TestDeployment:
             env=env, start_new_session=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            until(lambda: said.is_file() and _runs_a_command(entry.pid), 20)
+            runs = "tributary" if starts_s else "sleep"
+            until(lambda: said.is_file() and _runs(entry.pid, runs), 20)
             os.killpg(entry.pid, signal.SIGTERM)  # as `tini -g` does
             assert entry.wait(20) == 143
         finally:

@@ -38,6 +38,8 @@ STALL_S = 20
 """what a stage whose parts may hang can stand still; a busy machine alone must not reach it"""
 LEFT_S = 15.0
 """until a rank that died idle has a successor, which cleans up"""
+_PART_S = 30.0
+"""in which what a cell hits is there"""
 _LINES = {
     "rank": "ray::TrainerRank",
     "server": "sglang::scheduler",
@@ -190,11 +192,20 @@ class Ground:
         if cell.target == "flow":
             flow.kill()
             return True
-        found = [p for p in self.processes() if is_part(p, cell.target, str(store))]
+        found = self._parts(cell, store)
         for process in found if cell.how.hit == "kill-all" else found[:1]:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP if cell.how.hit == "freeze" else signal.SIGKILL)
         return bool(found)
+
+    def _parts(self, cell: Cell, store: Path) -> list[psutil.Process]:
+        """What a cell hits. A server that the cell before this one killed may be starting still."""
+        deadline = time.monotonic() + _PART_S
+        while True:
+            found = [p for p in self.processes() if is_part(p, cell.target, str(store))]
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.1)
 
     def _new_servers(self) -> Callable[[], bool]:
         """Whether there is a server that was not there when this was asked for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from flows.running.run_lock import is_running, one_at_a_time
 from infra.errors import InputError
 from infra.home import home
 from infra.hub import hub_name, is_hub_name, pinned
+from infra.store.store import Store
 from tasks.domain import RewardTerm
 from tasks.served.served_roles import role_name
 
@@ -133,11 +134,8 @@ def new_run(
     """
     with _due(recipe, flow, arguments) as due:
         now = time.time()
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-        run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
-        record = RunRecord(store_of(recipe.storage), run)
         head = RunHead(
-            run=run,
+            run=_new_name(name or recipe.name, now),
             flow=flow,
             arguments=dict(pinned_arguments(due.arguments)),
             created=now,
@@ -145,10 +143,26 @@ def new_run(
             asked=dict(asked or {}),
             in_process=in_process,
         )
-        record.store.create(f"runs/{run}/recipe.json", head.model_dump_json(indent=1).encode())
+        record = _put(head, store_of(recipe.storage))
         record.take_over(due.stages)
-        _enter(recipe, run, name, now)
+        _enter(recipe, record.run, name, now)
     return record
+
+
+def _new_name(of: str, now: float) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{of}-{stamp}-{secrets.token_hex(2)}"
+
+
+def _put(head: RunHead, store: Store) -> RunRecord:
+    """Put it into the store, by another name where a run of the same second has this one."""
+    while True:
+        with suppress(FileExistsError):
+            path = f"runs/{head.run}/recipe.json"
+            store.create(path, head.model_dump_json(indent=1).encode())
+            return RunRecord(store, head.run)
+        of = head.run.rsplit("-", 3)[0]
+        head = head.model_copy(update={"run": _new_name(of, head.created)})
 
 
 @contextmanager

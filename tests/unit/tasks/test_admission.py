@@ -191,7 +191,7 @@ def _run(*arguments: str) -> int:
 
 def test_the_command_needs_a_domain_that_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("cpu-demo", "--domain", "writing") == 2
-    assert "name one of reasoning, agent, general" in " ".join(capsys.readouterr().err.split())
+    assert "it has reasoning, agent, general" in " ".join(capsys.readouterr().err.split())
     assert _run("cpu-demo", "--domain", "reasoning") == 2
     assert "`solution(problem)` and `secrets(problem)`" in " ".join(capsys.readouterr().err.split())
     assert _run("cpu-demo", "--count", "0") == 2

@@ -75,7 +75,7 @@ def test_a_reward_is_known_without_annotations_and_told_what_it_is_called_with(
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nothing", "not of the form"),
+        ("nothing", "write the file and the part in it, with a colon between"),
         ("os:getcwd", "does not show its kind.* --kind with one of advantage, loss, data-source"),
         ("no_such_module_here:loss", "no module"),
     ],

@@ -30,7 +30,7 @@ COMMANDS = {
 SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
     *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
     *("preference", "reward"),
-    *("chat", "convert", "export", "fleet up", "notify", "push", "save", "serve"),
+    *("chat", "convert", "export", "fleet up", "label", "notify", "push", "save", "serve"),
 }
 """they do something; what a run gave, `report --json` prints"""
 IS_TEXT = {"completion", "logs"}
@@ -49,7 +49,9 @@ CALLS: dict[str, list[str]] = {
     "test-hook": ["curricula.reasoning:Reasoning"],
     "top": [],
 }
-NEED_MORE = {"admit", "doctor", "fleet check", "preview", "publish", "replay", "sessions"}
+NEED_MORE = {
+    *("admit", "doctor", "fleet check", "judge-check", "preview", "publish", "replay", "sessions")
+}
 """called with --json where the machine is looked at, and a model, servers or kept rollouts are"""
 
 

@@ -68,3 +68,12 @@ def test_a_hub_model_that_was_pinned_for_the_record_is_asked_for_again_as_it_was
     for changed in ({"own": "/models/other"}, {"one": f"hf:lab/one@{'0' * 40}"}):
         with pytest.raises(InputError, match=rf"arguments\.models\.{next(iter(changed))}: "):
             require_same(head, "evaluate", recipe, {"models": asked | changed})
+
+
+def test_two_runs_of_one_second_never_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["aaaa", "aaaa", "bbbb"])
+    named = "flows.running.new_run._new_name"
+    monkeypatch.setattr(named, lambda of, _: f"{of}-20170714-024000-{next(drawn)}")
+    made = [new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=False) for _ in "12"]
+    names = [f"cpu-smoke-20170714-024000-{end}" for end in ("aaaa", "bbbb")]
+    assert [run.run for run in made] == [run.head().run for run in made] == names

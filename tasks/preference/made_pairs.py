@@ -44,10 +44,12 @@ def made_pairs(dataset: Path) -> Iterator[tuple[DistilledRow, DistilledRow]]:
             ends[problem] = _Ends(number, outcome, number, outcome)
     unlike = [each for each in ends.values() if each.best_outcome > each.worst_outcome]
     if not unlike:
+        best = max((each.best_outcome for each in ends.values()), default=0.0)
         raise InputError(
             f"data: of the {len(rows)} answers of the `distill` before it none is better than"
-            " another to its problem; give that stage `samples: 2` or more, `min_outcome: 0`, so"
-            " that it keeps worse answers, and `near_duplicate: 1`, so that it keeps short ones"
+            f" another to its problem, and the best outcome is {best:g}; give that stage `samples:"
+            " 2` or more, `min_outcome: 0`, so that it keeps worse answers, and `near_duplicate:"
+            " 1`, so that it keeps short ones; or train longer before it"
         )
     for each in unlike:
         best, worst = (row_of(rows.row(number)) for number in (each.best, each.worst))

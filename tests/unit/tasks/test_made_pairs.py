@@ -66,7 +66,10 @@ def test_they_are_learned_as_they_were_sampled(
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (ROWS[3:4] + ROWS[6:7], "of the 2 answers .* none is better .* `near_duplicate: 1`"),
+        (
+            ROWS[3:4] + ROWS[6:7],
+            "of the 2 answers .* none is better .* the best outcome is 1; .* `near_duplicate: 1`",
+        ),
         ([], "of the 0 answers"),
         ([replace(ROWS[0], rewards={"own": 1.0})], "no outcome, by which answers could be"),
     ],

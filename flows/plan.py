@@ -52,9 +52,9 @@ class Walk:
     """every model that a stage made, by what scores call it"""
     _model: str = ""
     _data: str = ""
-    _sampler: str = ""
+    _sampling_model: str = ""
     """the model that sampled the data"""
-    _compares: bool = False
+    _has_worse_answers: bool = False
     _judged: str = ""
     """that model, once a reward model has learned from its answers: RL against it goes on from
     there, and only an `sft` on the data begins at the base"""
@@ -84,8 +84,8 @@ class Walk:
             base=self.base,
             model=self._model or ("" if kind == SftSpec.kind else self._judged) or self.base,
             data=self._data,
-            sampler=self._sampler,
-            compares=self._compares,
+            sampling_model=self._sampling_model,
+            has_worse_answers=self._has_worse_answers,
             rollouts=self._rollouts,
             experts=self.experts,
             start=self._drawn[kind],
@@ -101,7 +101,7 @@ class Walk:
         if self._data in inputs.values():
             self._unlearned = ""
             if spec.kind == RewardSpec.kind:
-                self._judged = self._sampler
+                self._judged = self._sampling_model
         elif self._unlearned and spec.makes not in ("nothing", "problems"):
             return self._unlearned
         self._drawn[spec.kind] += spec.most_problems
@@ -110,8 +110,8 @@ class Walk:
             self.versions[scored_as] = name
             self._data = self._rollouts = self._judged = ""
         elif spec.makes == "data":
-            self._compares, self._judged = spec.compares_answers, ""
-            self._sampler = "" if self.experts else self._model or self.base
+            self._has_worse_answers, self._judged = spec.may_keep_worse_answers, ""
+            self._sampling_model = "" if self.experts else self._model or self.base
             self._model, self._data, self._unlearned = "", name, at
             self._rollouts = ""
         elif spec.makes == "rollouts":

@@ -39,9 +39,9 @@ class Place:
     """what the stages before it made of the base; the base at the start, and after `distill`"""
     data: str = ""
     """the dataset of the `distill` before it, as long as nothing was trained since; else empty"""
-    sampler: str = ""
+    sampling_model: str = ""
     """the model whose answers these are; empty where they are of several experts"""
-    compares: bool = False
+    has_worse_answers: bool = False
     """whether some of these answers may be better than others to the same problem"""
     rollouts: str = ""
     """the groups of the `rollout` before it, as long as nothing was trained since; else empty"""

@@ -76,7 +76,7 @@ class StageSpec(Config):
         return made, {"model": place.model}
 
     @property
-    def compares_answers(self) -> bool:
+    def may_keep_worse_answers(self) -> bool:
         """Of a stage that makes data: whether some answers may be better than others to the same
         problem."""
         return True

@@ -28,7 +28,8 @@ def _jit_fuser(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _prepare() -> None:
+def _replace_modules() -> None:
+    """Put ours in place of what Megatron imports, before it does."""
     modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
     # Megatron decorates with what this module of its own offers, while it is imported.
     jit: Any = ModuleType("megatron.core.jit")
@@ -41,4 +42,4 @@ def _prepare() -> None:
         modules.setdefault("flash_mla", None)
 
 
-_prepare()
+_replace_modules()

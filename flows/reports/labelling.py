@@ -13,8 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,14 +26,11 @@ from pydantic import ValidationError
 from curricula.rows.pairs import PairColumns, read_judged
 from engines.chat.template import message_row, tool_row
 from engines.types import Message, Problem
-from infra.access import LOOPBACK, required_key
 from infra.config import Config
 from infra.data_files.tally import BadRow
 from infra.errors import InputError
-from infra.guard import Guard, login_link
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -210,7 +206,7 @@ class _Said(Config):
 
 
 class LabelPage:
-    """The app behind the key."""
+    """Shows the pairs that are left, one at a time, and writes down what is chosen."""
 
     def __init__(self, comparisons: Sequence[Comparison], labels: Labels) -> None:
         from starlette.applications import Starlette
@@ -257,27 +253,3 @@ class LabelPage:
     async def _undo(self, request: Request) -> Response:
         self._labels.undo()
         return await self._next(request)
-
-
-def label_server(comparisons: Sequence[Comparison], labels: Labels) -> uvicorn.Server:
-    """Runs on whatever sockets it is given."""
-    from uvicorn import Config, Server
-
-    from infra.processes.http_heads import BoundedHeads
-
-    app = Guard(LabelPage(comparisons, labels).app, required_key(), LOOPBACK, ())
-    return Server(
-        Config(app, log_level="warning", access_log=False, lifespan="off", http=BoundedHeads)
-    )
-
-
-def serve_labels(
-    comparisons: Sequence[Comparison], labels: Labels, told: Callable[[str], None]
-) -> None:
-    """Until Ctrl-C. `told` gets the link that lets a browser in."""
-    server = label_server(comparisons, labels)
-    with socket.socket() as listening:
-        listening.bind((LOOPBACK, 0))
-        listening.listen()  # a browser that comes before the server waits for it
-        told(login_link(f"http://{LOOPBACK}:{listening.getsockname()[1]}/"))
-        server.run(sockets=[listening])

@@ -18,7 +18,7 @@ from flows.reports.report import build_report
 from flows.running.records import RunRecord
 from infra.access import LOOPBACK, required_key
 from infra.errors import TributaryError
-from infra.guard import Guard, Message, Receive, Send, login_link
+from infra.guard import Asgi, Guard, Message, Receive, Send, login_link
 from tasks.durable.launch import log_path
 
 if TYPE_CHECKING:
@@ -76,23 +76,21 @@ class LivePage:
         return self._page
 
 
-def page_server(record: RunRecord, plan: Sequence[PlannedStage]) -> uvicorn.Server:
-    """Runs on whatever sockets it is given."""
+def page_server(app: Asgi) -> uvicorn.Server:
+    """Puts an app behind the home's key; runs on whatever sockets it is given."""
     from uvicorn import Config, Server
 
     from infra.processes.http_heads import BoundedHeads
 
-    app = Guard(LivePage(record, plan), required_key(), LOOPBACK, ())
+    guarded = Guard(app, required_key(), LOOPBACK, ())
     return Server(
-        Config(app, log_level="warning", access_log=False, lifespan="off", http=BoundedHeads)
+        Config(guarded, log_level="warning", access_log=False, lifespan="off", http=BoundedHeads)
     )
 
 
-def serve_page(
-    record: RunRecord, plan: Sequence[PlannedStage], told: Callable[[str], None]
-) -> None:
-    """Until Ctrl-C. `told` gets the link that lets a browser in."""
-    server = page_server(record, plan)
+def serve_page(app: Asgi, told: Callable[[str], None]) -> None:
+    """Serve an app on this machine until Ctrl-C. `told` gets the link that lets a browser in."""
+    server = page_server(app)
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))
         listening.listen()  # a browser that comes before the server waits for it

@@ -55,7 +55,7 @@ class DistillSpec(StageSpec):
         return {"distill": self.settings.problems}
 
     @property
-    def compares_answers(self) -> bool:
+    def may_keep_worse_answers(self) -> bool:
         return self.settings.samples > 1 and self.settings.min_outcome < 1
 
     @property

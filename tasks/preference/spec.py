@@ -57,17 +57,17 @@ def preferences_at(data: Sequence[PreferenceFiles] | None, place: Place) -> dict
             "data: is missing; name your own files of preferences, or put a `distill` before it, "
             f"with {_COMPARED}. Its answers serve until something is trained after it"
         )
-    if not place.sampler:
+    if not place.sampling_model:
         raise InputError(
             "data: is missing; the answers of the `distill` before it are the experts', and"
             " preferences are learned from the model's own: name files of your own"
         )
-    if not place.compares:
+    if not place.has_worse_answers:
         raise InputError(
             "data: is missing, and the `distill` before it keeps one answer to a problem, or right"
             f" ones only; give it {_COMPARED}"
         )
-    return {"model": place.sampler, "data": place.data}
+    return {"model": place.sampling_model, "data": place.data}
 
 
 class PreferenceSettings(Config):

@@ -294,9 +294,9 @@ def judge_check(
         rows: How many rows to ask about, from the first on.
         columns: Names of the columns, e.g. chosen=good rejected=bad.
     """
-    from flows.command.models.judge_check import Address, check_judge
+    from flows.command.models.judge_check import JudgeAddress, check_judge
 
-    address = Address(at, model, api_key_from)
+    address = JudgeAddress(at, model, api_key_from)
     return check_judge(recipe, files, reward, address, rows, columns or [], json, console)
 
 

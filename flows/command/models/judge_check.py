@@ -19,7 +19,7 @@ from rich.console import Console
 from curricula.rows.conversation import Conversation
 from curricula.rows.pairs import Judged, PairColumns, num_shared, read_judged
 from engines.types import Problem, Status, Transcript
-from flows.command.models.judge_report import SHOWN, Pair, Scores, lines, report_of
+from flows.command.models.judge_report import SHOWN, Pair, PairScores, lines, report_of
 from flows.command.output import print_json
 from flows.explain import explain, nearest
 from flows.load import load_recipe
@@ -55,7 +55,7 @@ class AskedJudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class JudgeAddress:
     """Where a model answers that stands in for a served judge."""
 
     url: str = ""
@@ -68,7 +68,7 @@ def check_judge(
     recipe: str,
     files: Sequence[str],
     reward: str,
-    at: Address,
+    at: JudgeAddress,
     rows: int,
     columns: Sequence[str],
     json: bool,
@@ -95,7 +95,7 @@ def check_judge(
     return 0 if report.is_useful else 1
 
 
-def find_judge(recipe: Recipe, reward: str, at: Address) -> AskedJudge:
+def find_judge(recipe: Recipe, reward: str, at: JudgeAddress) -> AskedJudge:
     """Raises InputError where there is none or another is meant, and for one that cannot be asked
     from here."""
     found = {
@@ -114,7 +114,7 @@ def find_judge(recipe: Recipe, reward: str, at: Address) -> AskedJudge:
         raise InputError(f"{said}the judges are {', '.join(found)}{hint}")
     name, term = wanted[0], found[wanted[0]]
     is_served = term.name == JUDGE
-    settings = _stand_in(name, term, at) if is_served else _as_written(name, term, at)
+    settings = _at_an_address(name, term, at) if is_served else _as_written(name, term, at)
     if settings.reference_keys:
         raise InputError(
             f"{name}: its prompt shows a reference, and rows of pairs have none; try it in"
@@ -124,15 +124,15 @@ def find_judge(recipe: Recipe, reward: str, at: Address) -> AskedJudge:
     return AskedJudge(name, settings, term.timeout_s, required_key() if own else "")
 
 
-def _as_written(name: str, term: RewardTerm, at: Address) -> ExternalJudgeSettings:
-    if at != Address():
+def _as_written(name: str, term: RewardTerm, at: JudgeAddress) -> ExternalJudgeSettings:
+    if at != JudgeAddress():
         raise InputError(
             f"--at, --model, --api-key-from: {name} has an address of its own; leave them out"
         )
     return ExternalJudgeSettings.model_validate(term.options)
 
 
-def _stand_in(name: str, term: RewardTerm, at: Address) -> ExternalJudgeSettings:
+def _at_an_address(name: str, term: RewardTerm, at: JudgeAddress) -> ExternalJudgeSettings:
     """A served judge as it is asked at an address: nothing is kept, for another model may stand
     there tomorrow."""
     if not at.url or not at.model:
@@ -184,7 +184,7 @@ def read_pairs(
                 bad.append(f"{where}: {error}")
                 continue
             if judged.pairs:
-                pairs.append(_farthest(judged, where))
+                pairs.append(_best_and_worst(judged, where))
             else:
                 bad.append(f"{where}: is one answer; a row has to compare two or more")
     if not pairs:
@@ -194,7 +194,7 @@ def read_pairs(
     return pairs, bad
 
 
-def _farthest(judged: Judged, where: str) -> Pair:
+def _best_and_worst(judged: Judged, where: str) -> Pair:
     better, worse, _ = max(
         judged.pairs, key=lambda pair: judged.worth[pair[0]] - judged.worth[pair[1]]
     )
@@ -208,17 +208,16 @@ def _transcript(answer: Conversation, shared: int, where: str) -> Transcript:
     return Transcript(problem, answer.messages[shared:], Status.COMPLETED, 0)
 
 
-def _followed(transcript: Transcript, text: str) -> Transcript:
-    """The same with the text at the end of its answer."""
+def _with_addition(transcript: Transcript, text: str) -> Transcript:
+    """Add a text to the end of its answer."""
     *before, last = transcript.messages
     return replace(transcript, messages=(*before, replace(last, content=last.content + text)))
 
 
 async def ask(
     judge: AskedJudge, pairs: Sequence[Pair]
-) -> tuple[list[tuple[Pair, Scores]], Counter[str]]:
-    """Scores of the pairs that it could judge; why it could not judge others, or what was added to
-    their answers."""
+) -> tuple[list[tuple[Pair, PairScores]], Counter[str]]:
+    """The pairs that it could judge, with its scores; how often it gave none, by the reason."""
     asked = ExternalJudge(judge.settings, judge.timeout_s, key=judge.key)
     failed = Counter[str]()
 
@@ -229,12 +228,13 @@ async def ask(
             failed[str(error).partition(": '")[0]] += 1
             return None
 
-    async def scores(pair: Pair) -> tuple[Pair, Scores] | None:
-        answers = (
-            pair.better, pair.worse, _followed(pair.worse, PADDING), _followed(pair.worse, REQUEST)
-        )  # fmt: skip
+    async def scores(pair: Pair) -> tuple[Pair, PairScores] | None:
+        altered = [_with_addition(pair.worse, text) for text in (PADDING, REQUEST)]
+        answers = (pair.better, pair.worse, *altered)
         better, worse, *added = await asyncio.gather(*map(score, answers))
-        return None if better is None or worse is None else (pair, Scores(better, worse, *added))
+        if better is None or worse is None:
+            return None
+        return pair, PairScores(better, worse, *added)
 
     try:
         found = await asyncio.gather(*map(scores, pairs))

@@ -21,7 +21,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class PairScores:
     """Each answer's score of one pair."""
 
     better: float
@@ -34,7 +34,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How often something is so, with its 95% interval."""
+    """Says how often something is so, with a 95% interval."""
 
     pairs: int
     value: float
@@ -50,8 +50,8 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Swayed:
-    """What something added to worse answers does."""
+class AdditionEffect:
+    """Says what happens to worse answers when something is added to them."""
 
     pairs: int
     gain: float
@@ -60,7 +60,7 @@ class Swayed:
     """pairs in which the worse answer then has at least the better one's score, and had less"""
 
     @classmethod
-    def of(cls, found: Sequence[tuple[Scores, float | None]]) -> Swayed:
+    def of(cls, found: Sequence[tuple[PairScores, float | None]]) -> AdditionEffect:
         """Of each pair its scores, and the one with what is added."""
         given = [(scores, score) for scores, score in found if score is not None]
         wins = sum(scores.worse < scores.better <= score for scores, score in given)
@@ -86,8 +86,8 @@ class JudgeReport:
     better_longer: Share | None = None
     """`agrees` where the better answer is the longer one"""
     better_shorter: Share | None = None
-    padding: Swayed | None = None
-    request: Swayed | None = None
+    padding: AdditionEffect | None = None
+    request: AdditionEffect | None = None
     cautions: tuple[str, ...] = field(default=())
 
     @property
@@ -101,7 +101,10 @@ _SURE = 0.05
 
 
 def report_of(
-    judge: str, found: Sequence[tuple[Pair, Scores]], failed: Mapping[str, int], bad_rows: int = 0
+    judge: str,
+    found: Sequence[tuple[Pair, PairScores]],
+    failed: Mapping[str, int],
+    bad_rows: int = 0,
 ) -> JudgeReport:
     """Example: scores .9 and .2 of one pair, padded .5, requesting .95 -> it agrees, padding adds
     .3 and wins nothing, the request adds .75 and wins once."""
@@ -122,13 +125,13 @@ def report_of(
             p=mcnemar(agrees.count(1.0), agrees.count(0.0)),
             better_longer=Share.of(by_length[1]) if by_length[1] else None,
             better_shorter=Share.of(by_length[-1]) if by_length[-1] else None,
-            padding=Swayed.of([(each, each.padded) for each in scores]),
-            request=Swayed.of([(each, each.requesting) for each in scores]),
+            padding=AdditionEffect.of([(each, each.padded) for each in scores]),
+            request=AdditionEffect.of([(each, each.requesting) for each in scores]),
         )
     return replace(report, cautions=tuple(_cautions(report)))
 
 
-def _agrees(scores: Scores) -> float:
+def _agrees(scores: PairScores) -> float:
     return 0.5 if scores.better == scores.worse else float(scores.better > scores.worse)
 
 

@@ -14,7 +14,8 @@ from engines.rollout.records.packing import load_problem, load_turns
 from engines.types import Message, Problem
 from flows.command.output import CommandConsole
 from flows.command.samples import find_samples
-from flows.reports.labelling import Labels, comparisons_of, serve_labels
+from flows.reports.labelling import LabelPage, Labels, comparisons_of
+from flows.reports.live import serve_page
 from infra.errors import InputError
 
 
@@ -49,7 +50,7 @@ def label(
             webbrowser.open(link)
 
     try:
-        serve_labels(comparisons, labels, told)
+        serve_page(LabelPage(comparisons, labels).app, told)
     except KeyboardInterrupt:
         pass
     finally:

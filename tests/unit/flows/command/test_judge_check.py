@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.command.models.judge_check import PADDING, REQUEST, Address, find_judge
+from flows.command.models.judge_check import PADDING, REQUEST, JudgeAddress, find_judge
 from flows.load import load_recipe
 from infra.access import required_key
 from tests.parts.json_server import json_server
@@ -227,9 +227,11 @@ def test_a_served_judge_is_asked_where_serve_has_it_each_time_and_without_a_thou
         assert exit_code(["judge-check", written, pairs, *at]) == 1
     assert len(bodies) == 48
     assert all(not b["chat_template_kwargs"]["enable_thinking"] for b in bodies)
-    recipe_of = load_recipe(written)
-    assert find_judge(recipe_of, "", Address("http://127.0.0.1:1/v1", "m")).key == required_key()
-    assert find_judge(recipe_of, "", Address("http://10.0.0.1:1/v1", "m")).key == ""
+    here, elsewhere = (
+        find_judge(load_recipe(written), "", JudgeAddress(f"http://{host}:1/v1", "m"))
+        for host in ("127.0.0.1", "10.0.0.1")
+    )
+    assert (here.key, elsewhere.key) == (required_key(), "")
 
 
 def test_a_served_judge_that_no_address_can_stand_in_for_is_refused(

@@ -21,8 +21,8 @@ from engines.types import Message, Problem
 from flows.catalog import plan_of
 from flows.command.main import main
 from flows.load import load_recipe
-from flows.reports.labelling import Labels, comparisons_of, label_server
-from flows.reports.live import page_server
+from flows.reports.labelling import LabelPage, Labels, comparisons_of
+from flows.reports.live import LivePage, page_server
 from flows.reports.page import write_page
 from flows.reports.report import build_report
 from flows.running.new_run import new_run
@@ -266,7 +266,7 @@ def served(
         StageRecord(name="agent-rl", kind="rl", state="running", job="job-live", started=1.0)
     )
     record.put_state(RunState(state="running", started=1.0))
-    with running(page_server(record, plan_of("post-train", record.recipe(), {}))) as link:
+    with running(page_server(LivePage(record, plan_of("post-train", record.recipe(), {})))) as link:
         yield record, log, link
 
 
@@ -323,7 +323,7 @@ def test_a_person_chooses_by_keys_and_by_clicks(browser, tmp_path, monkeypatch):
     ]
     found, _ = comparisons_of(rows)
     to = tmp_path / "pairs.jsonl"
-    with running(label_server(found, Labels(to, "ada"))) as link:
+    with running(page_server(LabelPage(found, Labels(to, "ada")).app)) as link:
         assert httpx.get(link.partition("login/")[0]).status_code == 401, "it asks for the key"
         seen = Seen(browser.new_page())
         seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))

@@ -39,7 +39,7 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyrefly check --output-format min-text
 
 bench: install
 	$(BIN)/python -m tests.programs.bench

@@ -187,7 +187,7 @@ class Sample:
             for name in (f.name for f in fields(self))
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 _ARRAYS = frozenset({"tokens", "loss_mask", "logprobs"})

@@ -55,8 +55,8 @@ class Uv:
         command = [str(self.binary), "pip", "install", "--python", str(self.python), *what]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return f"no answer in {seconds:.0f} s"
+        except subprocess.TimeoutExpired as late:
+            return f"no answer in {late.timeout:.0f} s"
         return "" if done.returncode == 0 else _cause(done.stderr)
 
     def python_runs(self, *what: str) -> None:

@@ -126,7 +126,7 @@ def _holds(gold: Any, answer: Any) -> bool:
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     for shift in range(3):
         point: Any = {
-            symbol: sympy.Rational(*_POINTS[(at + shift) % len(_POINTS)]) + at // len(_POINTS)
+            symbol: sympy.Rational(*_POINTS[(at + shift) % len(_POINTS)]) + at // len(_POINTS)  # pyrefly: ignore[unsupported-operation]
             for at, symbol in enumerate(symbols)
         }
         first, second = (sympy.N(each.subs(point).doit(), DIGITS) for each in (gold, answer))

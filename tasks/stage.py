@@ -89,12 +89,12 @@ class StageSpec(Config):
     @property
     def trainer(self) -> TrainerSettings | None:
         """How they train; None where nothing is trained."""
-        return self.policy and self.policy.trainer
+        return None if self.policy is None else self.policy.trainer
 
     @property
     def fleet(self) -> FleetSpec | None:
         """The servers that it generates with; None where nothing is generated."""
-        return self.policy and self.policy.fleet
+        return None if self.policy is None else self.policy.fleet
 
     @property
     def sampled_domains(self) -> Sequence[Domain | ScoredDomain]:

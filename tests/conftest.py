@@ -50,7 +50,7 @@ ones are first, so that the processes end together."""
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:  # pyright: ignore
+def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A home for tests that name none: the user's own is none of their business."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIBUTARY_HOME", str(tmp_path_factory.mktemp("home-of-tests")))

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from curricula.coding.repository import BETWEEN, KINDS, Repository, Size, draw_repository
 from curricula.procedural import Draft, Family, Procedural, check_choice, check_count
@@ -82,7 +82,7 @@ class _Repository:
     """The files of one rollout, as its edits leave them."""
 
     def __init__(self, problem: Problem, sandbox: Demand) -> None:
-        self._reference: Any = problem.reference
+        self._reference = cast("Any", problem.reference)
         self._files: Files = self._reference["files"]
         self._sandbox: Demand = sandbox
 

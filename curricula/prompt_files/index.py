@@ -132,7 +132,7 @@ def _save(folder: Path, places: Mapping[str, Sequence[int]], counts: Sequence[Co
 
     arrays = {name: np.asarray(each, np.int64).reshape(-1, 2) for name, each in places.items()}
     with (folder / _PLACES).open("wb") as file:
-        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+        np.savez(file, **arrays)  # pyrefly: ignore[bad-argument-type]
     (folder / _COUNTS).write_text(json.dumps([each.as_json() for each in counts], indent=1))
 
 

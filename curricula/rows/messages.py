@@ -276,8 +276,8 @@ def _thought_in_parts(content: Any, role: Role, where: str) -> tuple[Any, str | 
     if role != "assistant" or not isinstance(content, list):
         return content, None
     parts = cast("list[Any]", content)
-    thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    rest = [part for part in parts if not any(part is each for each in thoughts)]  # pyright: ignore[reportUnknownVariableType]
+    thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]
+    rest = [part for part in parts if not any(part is each for each in thoughts)]
     said = [text_of(cast("dict[str, Any]", each).get("thinking"), where) for each in thoughts]
     return rest, "".join(said) or None
 

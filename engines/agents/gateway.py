@@ -260,8 +260,9 @@ _ERRORS = {
 
 def openapi(formats: Sequence[WireFormat], count_path: str) -> dict[str, Any]:
     """OpenAPI 3.1. `count_path` takes the body of the last format."""
-    bodies = [(wire.body, "validation") for wire in formats]
-    _, found = models_json_schema(bodies, ref_template=_SCHEMAS)  # pyright: ignore[reportArgumentType]
+    _, found = models_json_schema(
+        [(wire.body, "validation") for wire in formats], ref_template=_SCHEMAS
+    )
     said = {wire.path: _post(wire, _answer()) for wire in formats}
     counted = {"type": "object", "properties": {"input_tokens": {"type": "integer"}}}
     said[count_path] = _post(formats[-1], {"application/json": {"schema": counted}})

@@ -218,8 +218,11 @@ def program_files(module: str) -> dict[str, bytes]:
 def files_of_problem(problem: Problem) -> dict[str, bytes]:
     """The problem as JSON, without its reference, and what its metadata has under `files`: texts by
     name."""
-    said = {"id": problem.id, "messages": [_message(m.role, m.content) for m in problem.messages]}
-    said["tools"] = [asdict(tool) for tool in problem.tools]
+    said = {
+        "id": problem.id,
+        "messages": [_message(m.role, m.content) for m in problem.messages],
+        "tools": [asdict(tool) for tool in problem.tools],
+    }
     given = problem.metadata.get("files", {})
     if not isinstance(given, Mapping):
         raise InputError(f"problem {problem.id}: metadata.files must map names to texts")

@@ -51,7 +51,7 @@ def linear_logprobs(
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # pyrefly: ignore[bad-override]
         ctx: Any,
         hidden_RH: Tensor,
         weight_VH: Tensor,
@@ -74,9 +74,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *upstream: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         hidden_RH, weight_VH, labels_R, *saved = ctx.saved_tensors
         tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, ctx.temperature, ctx.group, ctx.fused)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]

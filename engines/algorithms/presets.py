@@ -74,7 +74,8 @@ def composed(written: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
     """
     written = {key: value for key, value in written.items() if value is not None}
     preset = written.pop("preset", None)
-    known = {None: {}, **PRESETS}.get(preset) if isinstance(preset, str | None) else None
+    presets: Mapping[str | None, Mapping[str, Any]] = {None: {}, **PRESETS}
+    known = presets.get(preset) if isinstance(preset, str | None) else None
     below = _laid_over(defaults, known or {})
     if preset is not None and known is not None:
         _require_same_kinds(written, below, preset)

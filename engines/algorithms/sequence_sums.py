@@ -25,7 +25,7 @@ def sequence_sums(
 
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:  # pyrefly: ignore[bad-override]
         ctx.group = group
         return _summed(values, group)
 

@@ -127,7 +127,7 @@ def _stand_in(turn: _Turn, number: int) -> Message:
         for n, arguments in enumerate(turn.calls)
     )
     return Message(
-        turn.role,  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        turn.role,  # pyrefly: ignore[bad-argument-type]
         f"zq{number}text" if turn.has_text else "",
         f"zq{number}thought" if turn.has_thought else None,
         calls,

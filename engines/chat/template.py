@@ -161,14 +161,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
-    concat = staticmethod(template_bounds.joined)  # of macros and blocks too
+    concat = staticmethod(template_bounds.joined)  # of macros and blocks too  # pyrefly: ignore[bad-override]
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         template_sizes.operands(operator, left, right)
         return template_bounds.made(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         quickly = template_bounds.shrunk(obj, args, kwargs)
         if quickly is not NotImplemented:
             return quickly

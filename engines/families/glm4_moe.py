@@ -21,7 +21,7 @@ from engines.families.common.experts import (
 )
 from engines.families.common.family import Family, ModelShape
 from engines.families.common.model_config import flag, non_negative_int, positive_int
-from engines.families.common.tensors import Parameters, TensorTable
+from engines.families.common.tensors import HfTensor, TensorTable
 
 _ROTATED = 0.5
 _MOST_POSITIONS = 131072
@@ -59,7 +59,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _table(has_bias: bool, has_norms: bool, has_shared: bool) -> TensorTable:
-    nothing: Parameters = {}
+    nothing: dict[str, tuple[HfTensor, ...]] = {}
     attention = (
         dense.NORMS
         | dense.QKV

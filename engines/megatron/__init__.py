@@ -30,7 +30,7 @@ def _jit_fuser(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _replace_modules() -> None:
     """Put ours in place of what Megatron imports, before it does."""
-    modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
+    modules: dict[str, Any] = sys.modules
     # Megatron decorates with what this module of its own offers, while it is imported.
     jit: Any = ModuleType("megatron.core.jit")
     jit.jit_fuser = _jit_fuser

@@ -95,7 +95,7 @@ class Adapter(nn.Module):
         parameter = nn.Parameter(value.to(weight.device, weight.dtype).contiguous())
         is_split = split_dim == int(self.by_inputs)
         set_tensor_model_parallel_attributes(parameter, is_split, split_dim, 1)
-        parameter.sequence_parallel = not is_split  # type: ignore[attr-defined]
+        parameter.sequence_parallel = not is_split  # pyrefly: ignore[missing-attribute]
         return parameter
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def add_adapters(
 def adapter_of(network: nn.Module, parameter: str) -> Adapter | None:
     """What is added to this parameter; None for all but the weights of adapted layers."""
     module, _, name = parameter.rpartition(".")
-    return getattr(network.get_submodule(module), "adapter", None) if name == "weight" else None
+    return getattr(network.get_submodule(module), "adapter", None) if name == "weight" else None  # pyrefly: ignore[bad-return]
 
 
 def adapters_of(network: nn.Module) -> Iterator[Adapter]:

@@ -7,7 +7,7 @@ Adam if it found neither Transformer Engine's nor apex's, and checkpoints are wr
 """
 
 # Replacing another package's internals is what this file is for.
-# pyright: reportPrivateUsage=false
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def prepare() -> None:
     _route_without_transformer_engine()
     if has_cuda():
         return
-    torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: CPU  # pyrefly: ignore[bad-assignment]
+    torch.cuda.synchronize = lambda device=None: None
     _use_cpu_random_states()
     _use_cpu_zeros_in_schedules()
     _dispatch_on_cpu()
@@ -111,7 +111,7 @@ def _add_norms_on_the_device() -> None:
 
     def norm(_size: int, _overflow: Any, tensors: list[list[torch.Tensor]], *_: Any) -> Any:
         (gradients,) = tensors
-        norms: Any = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
+        norms: Any = torch._foreach_norm(gradients)
         return torch.linalg.vector_norm(torch.stack(list(norms)).float()).reshape(1), None
 
     if getattr(clip_grads, "l2_norm_impl", None) is local_multi_tensor_l2_norm:
@@ -140,7 +140,7 @@ def _write_checkpoints_in_process() -> None:
         results.put(failures[0] if failures else written)
 
     writer.write_preloaded_data_multiproc = staticmethod(write)
-    filesystem_async._get_write_results_queue = queue.SimpleQueue
+    filesystem_async._get_write_results_queue = queue.SimpleQueue  # pyrefly: ignore[bad-assignment]
 
 
 def _route_without_transformer_engine() -> None:
@@ -193,8 +193,8 @@ def _gather_uneven_parts() -> None:
             dist.reduce(part, group=group, group_dst=rank)
         return parts[group.rank()]
 
-    mappings._gather_along_first_dim = gather_parts
-    mappings._reduce_scatter_along_first_dim = scatter_parts
+    mappings._gather_along_first_dim = gather_parts  # pyrefly: ignore[bad-assignment]
+    mappings._reduce_scatter_along_first_dim = scatter_parts  # pyrefly: ignore[bad-assignment]
 
 
 def _use_cpu_random_states() -> None:
@@ -222,7 +222,7 @@ def _use_cpu_random_states() -> None:
                 torch.set_rng_state(outer)
 
     mcore_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    mcore_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    mcore_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)  # pyrefly: ignore[bad-assignment]
     mcore_random.CudaRNGStatesTracker = CpuRngStatesTracker
 
 
@@ -232,5 +232,5 @@ def _use_cpu_zeros_in_schedules() -> None:
 
     cpu_torch = types.ModuleType("torch")
     cpu_torch.__dict__.update(torch.__dict__)
-    cpu_torch.__dict__["zeros"] = lambda *size, **kw: torch.zeros(*size, **{**kw, "device": CPU})
-    schedules.torch = cpu_torch
+    cpu_torch.__dict__["zeros"] = lambda *size, **kw: torch.zeros(*size, **{**kw, "device": CPU})  # pyrefly: ignore[no-matching-overload]
+    schedules.torch = cpu_torch  # pyrefly: ignore[bad-assignment]

@@ -86,7 +86,7 @@ class _GatherTokens(torch.autograd.Function):
     """All context-parallel ranks' tokens, rank after rank; gradients are summed back."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup) -> Tensor:  # pyrefly: ignore[bad-override]
         ctx.group, ctx.shape = group, local.shape
         whole = local.new_empty(group.size() * local.size(0), *local.shape[1:])
         dist.all_gather_single(whole, local.contiguous(), group=group)
@@ -109,7 +109,7 @@ class RMSNorm(torch.nn.RMSNorm):
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.weight.sequence_parallel = config.sequence_parallel  # pyrefly: ignore[missing-attribute]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype is torch.float32:
@@ -119,7 +119,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 class _CpuRmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyrefly: ignore[bad-override]
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.size(-1))
         inverse = mean_square.add_(eps).rsqrt_()
         unit = x * inverse
@@ -179,7 +179,7 @@ class ExpertRouter(TopKRouter):
         """`passed` as it is; the backward pass also goes through this sum over tokens."""
         return MoEAuxLossAutoScaler.apply(passed, summed * self.units_per_token)
 
-    def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:
+    def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:  # pyrefly: ignore[bad-override]
         """Count the tokens of each expert where the weights learn from them."""
         if not torch.is_grad_enabled():
             return
@@ -195,7 +195,7 @@ class ExpertRouter(TopKRouter):
         kept = self.expert_bias
         super()._apply(fn, recurse)
         if kept is not None:
-            self.expert_bias = kept.to(self.expert_bias.device)
+            self.expert_bias = kept.to(self.expert_bias.device)  # pyrefly: ignore[missing-attribute]
         return self
 
 

@@ -51,7 +51,7 @@ class PackedModel(GPTModel):
         )
         return super().forward(*args, packed_seq_params=pack, **kwargs)
 
-    def _postprocess(
+    def _postprocess(  # pyrefly: ignore[bad-override]
         self, hidden_states: Tensor, *_: Any, packed_seq_params: Pack, **__: Any
     ) -> Tensor:
         """[R, H] hidden states of the trained rows on the last stage; all of them elsewhere."""
@@ -75,7 +75,7 @@ class PolicyModel(PackedModel):
             self.output_layer.sequence_parallel = False
             self.output_layer.allreduce_dgrad = True
 
-    def forward(
+    def forward(  # pyrefly: ignore[bad-override]
         self,
         *args: Any,
         packed_seq_params: Pack,
@@ -116,9 +116,9 @@ class ValueModel(PackedModel):
         super().__init__(*args, **kwargs)
         if self.post_process:
             # Megatron's checkpoint looks for the last stage's head under this name.
-            self.output_layer = ValueHead(self.config)
+            self.output_layer = ValueHead(self.config)  # pyrefly: ignore[bad-assignment]
 
-    def forward(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:  # pyrefly: ignore[bad-override]
         """[1, R] float32 on the last stage; [T, 1, H] on other stages."""
         hidden = self.hidden_states(*args, packed_seq_params=packed_seq_params, **kwargs)
         return self.output_layer(hidden) if self.post_process else hidden

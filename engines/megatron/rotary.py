@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import _dynamo as dynamo  # pyright: ignore[reportPrivateUsage]
+from torch import _dynamo as dynamo
 
 from engines.megatron import kernels
 
@@ -36,7 +36,7 @@ class Rotate(torch.autograd.Function):
     first half of what is rotated turns with one of the second half, or `in_pairs` with the next."""
 
     @staticmethod
-    def forward(
+    def forward(  # pyrefly: ignore[bad-override]
         ctx: Any, x_TND: Tensor, cos: Tensor, sin: Tensor, in_pairs: bool = False
     ) -> Tensor:
         ctx.save_for_backward(cos, sin)

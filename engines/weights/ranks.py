@@ -79,7 +79,7 @@ class Ranks:
         from torch.distributed import distributed_c10d as c10d
 
         gathered: list[T] = [own] * self.world
-        c10d._set_pg_timeout(timedelta(seconds=within_s), self.control_group)  # type: ignore[reportPrivateUsage]
+        c10d._set_pg_timeout(timedelta(seconds=within_s), self.control_group)  # noqa: SLF001
         try:
             c10d.all_gather_object(gathered, own, self.control_group)
         except RuntimeError as error:  # torch raises nothing else for a group

@@ -27,8 +27,6 @@ from infra.processes.leftovers import note_torch_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engines.weights.buckets import Bucket
-
 
 FLAT = "flattened_bucket"
 """SGLang's name for a bucket with the places of its tensors"""
@@ -40,7 +38,7 @@ def allocate(num_bytes: int) -> Tensor:
 
     with _by_file_name():
         shared = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
-        _, name, _ = shared.untyped_storage()._share_filename_cpu_()  # pyright: ignore[reportPrivateUsage]
+        _, name, _ = shared.untyped_storage()._share_filename_cpu_()
     note_torch_memory(name.decode())
     return shared
 

@@ -106,7 +106,7 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
     """The base model's `config.json`; None when it is out of reach or describes no model."""
     if base.random is None:
         report = model_report(str(base.folder), base.template)
-        return report and report.config
+        return None if report is None else report.config
     return hf_config(base.random)
 
 
@@ -131,7 +131,8 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
     if stage.spec.trainer is None:
         return
     roles = [("", stage.spec.trainer, stage.resources.trainer)]
-    of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
+    policy = stage.spec.policy
+    of_critic = None if policy is None else policy.critic_trainer
     if stage.critic is not None and of_critic is not None:
         roles.append(("critic, ", of_critic, stage.critic))
     on_cpu = not has_cuda() and recipe.resources.devices is None

@@ -34,7 +34,7 @@ class CommandConsole(Console):
 
     @size.setter
     def size(self, new_size: tuple[int, int]) -> None:  # rich's own, which a property replaces
-        self._width, self._height = new_size
+        self._width, self._height = new_size  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def print(self, *objects: Any, **options: Any) -> None:
         for table in objects if not self.is_terminal else ():
@@ -88,9 +88,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return _plain(value.model_dump(mode="json"))
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}  # pyright: ignore
+        return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]  # pyright: ignore
+        return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     return value

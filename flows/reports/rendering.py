@@ -43,18 +43,20 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finished,
     )
-    made.filters.update(
-        data=lambda value: Markup(data_block(value)),
-        seconds=seconds_text,
-        score=lambda value: f"{value:.3f}",
-        percent=lambda value: f"{100 * value:.0f}%",
-        points=lambda value: f"{100 * value:+.1f}",
-        p_value=p_text,
-        unbroken=unbroken,
-        trusted=Markup,
-        web_address=_web_address,
-    )
-    made.filters |= {"inlined": _inlined, "source": _source}
+    filters: dict[str, Any] = {
+        "data": lambda value: Markup(data_block(value)),
+        "seconds": seconds_text,
+        "score": lambda value: f"{value:.3f}",
+        "percent": lambda value: f"{100 * value:.0f}%",
+        "points": lambda value: f"{100 * value:+.1f}",
+        "p_value": p_text,
+        "unbroken": unbroken,
+        "trusted": Markup,
+        "web_address": _web_address,
+        "inlined": _inlined,
+        "source": _source,
+    }
+    made.filters.update(filters)
     return made
 
 

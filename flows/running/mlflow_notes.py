@@ -88,7 +88,7 @@ def run_note(of: str, scores: Scores, links: Mapping[str, str], best: Sequence[B
     header = ["mean outcome", *map(markdown_text, domains)]
     parts = [markdown_text(first) + (f" (run {of})" if of else "")]
     parts += [table_of_markdown(header, rows)] if rows else []
-    return "\n\n".join(filter(None, [*parts, pages]))
+    return "\n\n".join(part for part in (*parts, pages) if part)
 
 
 def _cell(row: Mapping[str, float], domain: str, is_best: bool) -> str:

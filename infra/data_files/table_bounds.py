@@ -122,7 +122,7 @@ def _message_bytes(message: Any) -> int:
     head is a FlatBuffer: Message{2: RecordBatch, or DictionaryBatch{1: RecordBatch}}, RecordBatch
     {2: [(offset, length)], 3: compression}."""
     head, body = message.metadata.to_pybytes(), memoryview(message.body)
-    batch = _field(head, *struct.unpack_from("<I", head), 2)
+    batch = _field(head, struct.unpack_from("<I", head)[0], 2)
     batch += struct.unpack_from("<I", head, batch)[0]
     if message.type == "dictionary":
         batch = _field(head, batch, 1)

@@ -1,8 +1,6 @@
 """The policy as a model of Inspect: each sample asks the session that its rollout has."""
 
 # The library is optional: its types are there only where somebody installed it.
-# pyright: reportMissingImports=false, reportUntypedBaseClass=false
-# pyright: reportUntypedFunctionDecorator=false
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class BoundedHeads(HttpToolsProtocol):
     _is_in_head = True
     _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         if len(self.connections) > most_connections():
             transport.abort()

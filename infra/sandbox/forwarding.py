@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 CONNECT_SECONDS = 10.0
 MOST_CONNECTIONS = 64
@@ -80,8 +80,8 @@ class Forwarder:
         _shut(opened)
 
     @staticmethod
-    def _start(call: object, *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=call, args=arguments, daemon=True)  # pyright: ignore
+    def _start(call: Callable[..., object], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=call, args=arguments, daemon=True)
         thread.start()
         return thread
 

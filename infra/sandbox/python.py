@@ -30,7 +30,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from infra.errors import InputError, TributaryError
 from infra.home import runtime_dir
@@ -165,7 +165,7 @@ def _exchange(
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(order)
         process.stdin.close()
-    kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+    kept: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     ending: _Ending = "closed"
     with selectors.DefaultSelector() as selector:
         for stream in kept:
@@ -177,7 +177,7 @@ def _exchange(
                 chunk = os.read(key.fd, 65536)
                 if not chunk:
                     selector.unregister(key.fileobj)
-                buffer = kept[key.fileobj]  # pyright: ignore[reportArgumentType]
+                buffer = kept[key.fileobj]
                 buffer += chunk[: limits.output + len(READY) + 1 - len(buffer)]
             if watched and used(watched) > limits.disk:
                 ending = "quota"

@@ -47,7 +47,7 @@ def cluster_hosts(stack: Stack) -> list[HostState]:
 def hosts_in(answer: object) -> list[HostState]:
     """What Ray's dashboard said of the cluster's nodes, by hosts."""
     match answer:
-        case {"data": {"summary": [*nodes]}}:
+        case {"data": {"summary": [*nodes]}}:  # pyrefly: ignore[not-callable]
             states = [_state(node) for node in nodes]
         case _:
             return []

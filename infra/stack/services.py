@@ -263,7 +263,7 @@ def _ray_env(stack: Stack) -> dict[str, str]:
 
 def _ray_has_a_node(stack: Stack) -> bool:
     match get_json(f"{stack.ray_dashboard}/nodes?view=summary"):
-        case {"data": {"summary": [{"raylet": {"state": "ALIVE"}}, *_]}}:
+        case {"data": {"summary": [{"raylet": {"state": "ALIVE"}}, *_]}}:  # pyrefly: ignore[not-callable]
             return True
         case _:
             return False

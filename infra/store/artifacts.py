@@ -186,7 +186,7 @@ class ArtifactStore:
         with ThreadPoolExecutor(_READERS) as pool:
             yield from (each for each in pool.map(self._listed, named) if each is not None)
 
-    def list(self, *kinds: str) -> list[ArtifactRecord]:
+    def list(self, *kinds: str) -> list[ArtifactRecord]:  # pyrefly: ignore[not-a-type]
         """All finished artifacts, newest first. Reads every manifest: for a digest ask `find`."""
         records = [self.record(manifest) for manifest in self.manifests(self.names(*kinds))]
         return sorted(records, key=lambda record: record.created, reverse=True)

@@ -53,10 +53,10 @@ def flat_params(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, each in value.items():  # pyright: ignore
+        for key, each in value.items():
             yield from _leaves(f"{path}.{key}" if path else str(key), each)
-    elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):  # pyright: ignore
-        for index, each in enumerate(value):  # pyright: ignore
+    elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        for index, each in enumerate(value):
             yield from _leaves(f"{path}.{index}", each)
     elif value not in (None, "", [], ()):
         yield path, value

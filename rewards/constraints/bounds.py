@@ -64,5 +64,5 @@ def bounded(count: Callable[Concatenate[str, P], float]) -> Callable[..., bool]:
     limits = list(inspect.signature(within, eval_str=True).parameters.values())[1:]
     named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own[1:], *limits)]
     check.__doc__, check.__name__ = count.__doc__, count.__name__
-    check.__signature__ = inspect.Signature([own[0], *named])  # type: ignore[attr-defined]
+    check.__signature__ = inspect.Signature([own[0], *named])  # pyrefly: ignore[missing-attribute]
     return check

@@ -102,7 +102,7 @@ def _parameters_of(kind: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
         if is_needed and parameter.name != "separator" and typed not in (int, float):
             typed = Annotated[typed, AfterValidator(_is_not_empty)]
         fields[parameter.name] = Required[typed] if is_needed else NotRequired[typed]
-    shape: Any = TypedDict(kind, fields)  # type: ignore[operator]
+    shape: Any = TypedDict(kind, fields)  # pyrefly: ignore[not-callable]
     shape.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     return TypeAdapter(shape), ", ".join(fields) or "none"
 

@@ -88,7 +88,7 @@ def _shown(messages: Sequence[Message], *, with_roles: bool = False) -> str:
 
 def _said(message: Message) -> str:
     calls = [f"{c.name}({json.dumps(c.arguments, sort_keys=True)})" for c in message.tool_calls]
-    return " ".join(filter(None, [message.content, *calls]))
+    return " ".join(part for part in (message.content, *calls) if part)
 
 
 def _text(value: Json) -> str:

@@ -160,7 +160,7 @@ def _refused(tried: Sequence[Tried]) -> Iterator[dict[str, object]]:
 
 
 def _summary(tried: Sequence[Tried]) -> dict[str, float]:
-    causes = Counter(f.refusals[0].cause for each in tried for f in each.refused)
+    causes: Counter[str] = Counter(f.refusals[0].cause for each in tried for f in each.refused)
     admitted = sum(len(each.admitted) for each in tried)
     return {
         "tried": float(sum(len(each.findings) for each in tried)),

@@ -104,7 +104,7 @@ def _event(job: str, text: str) -> Any:
         event = json.loads(text.removeprefix(MARK))
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and event.get("job") == job else None  # pyright: ignore
+    return event if isinstance(event, dict) and event.get("job") == job else None
 
 
 _UNIFIED = "unified"

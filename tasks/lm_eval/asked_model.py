@@ -76,13 +76,13 @@ class ServedModel(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        said: Any = [Message(each["role"], each["content"]) for each in chat_history]  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        said: Any = [Message(each["role"], each["content"]) for each in chat_history]  # pyrefly: ignore[bad-argument-type]
         return self._chat.template.render(
             said, thinking=self._thinking, open_turn=add_generation_prompt
         )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        return self._all(self._answer, [(n, *r.args) for n, r in enumerate(requests)])
+        return self._all(self._answer, [(n, *r.args) for n, r in enumerate(requests)])  # pyrefly: ignore[bad-argument-type]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False

@@ -93,9 +93,9 @@ def _byte_level(fields: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split in _WHOLE_WORDS))
     tokenizer.pre_tokenizer = _splitter(_SPLITS[split])
     if split == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.decoder = decoders.ByteLevel()
     _add_special(tokenizer, fields, tokens)
     return tokenizer
 
@@ -131,10 +131,10 @@ def _pieces(fields: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     )
     begins_with_space = bool(fields.get(f"{_AT}add_space_prefix", True))
     prefix: list[Any] = [normalizers.Prepend(_SPACE)] if begins_with_space else []
-    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])  # type: ignore[assignment]
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     strip: list[Any] = [decoders.Strip(" ", 1, 0)] if begins_with_space else []
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    tokenizer.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence(steps)
     _add_special(tokenizer, fields, tokens)
     return tokenizer
 
@@ -184,7 +184,7 @@ def _add_bos(
         bos = tokens[ids["bos"]]
         form = {"single": f"{bos} $A", "pair": f"{bos} $A {bos} $B"}
         adds = processors.TemplateProcessing(**form, special_tokens=[(bos, ids["bos"])])
-        tokenizer.post_processor = adds  # type: ignore[assignment]
+        tokenizer.post_processor = adds
 
 
 def _wanted(fields: Mapping[str, Any], name: str) -> Any:

@@ -174,7 +174,7 @@ class RlSettings(PolicySettings):
     @property
     def critic_trainer(self) -> TrainerSettings | None:
         critic = self.critic_role
-        return critic and critic.trainer_beside(self.trainer)
+        return None if critic is None else critic.trainer_beside(self.trainer)
 
 
 class RlSpec(StageSpec):

@@ -28,8 +28,8 @@ class DeltaTrainer:
         """The folder of the version."""
         weights = [WholeTensor(name, tensor) for name, tensor in self.tensors.items()]
         trained = TrainedWeights(weights, bucket_bytes=12_000)
-        self.transport._write(trained, version, whole=whole)  # pyright: ignore[reportPrivateUsage]
-        return self.transport._newest.folder  # pyright: ignore[reportPrivateUsage]
+        self.transport._write(trained, version, whole=whole)
+        return self.transport._newest.folder
 
     def step(self, *names: str) -> None:
         for name in names:

@@ -162,7 +162,7 @@ def domain(
 ) -> LiveDomain:
     return LiveDomain(
         name=name,
-        curriculum=Counting(name, environment),  # type: ignore[arg-type]
+        curriculum=Counting(name, environment),
         judge=Judge(score),
         driver=driver or Conversation(environment, max_turns),
         max_new_tokens=max_new_tokens,

@@ -51,7 +51,7 @@ def program_runner(start: Start) -> Run:
     """`run(code, **limits)`: a program in a sandbox of its own."""
 
     def run(code: str, **limits: float):
-        wanted = Limits(**{"seconds": 20.0, **limits})  # type: ignore[arg-type]
+        wanted = Limits(**{"seconds": 20.0, **limits})
         sandbox = start(wanted)
         try:
             return sandbox.exec(["python", "-c", code])

@@ -33,7 +33,7 @@ def confined(mechanisms: tuple[Mechanism, ...]) -> Run:
         pytest.skip(f"this kernel offers no {', '.join(sorted(lacking))}")
 
     def run(code: str, **limits: float) -> SandboxResult:
-        wanted = Limits(**{"seconds": 20.0, **limits})  # type: ignore[arg-type]
+        wanted = Limits(**{"seconds": 20.0, **limits})
         return run_python(code, wanted, confinement=Level(mechanisms))
 
     return run

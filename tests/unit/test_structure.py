@@ -110,6 +110,12 @@ def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions() ->
     assert {module: sorted(needs & graph.keys()) for module, needs in graph.items()} == {}
 
 
+def test_no_module_imports_a_private_name_of_another() -> None:
+    """ruff refuses one behind a dot."""
+    names = ((module, name) for module in source_files() for name in imports_of(module))
+    assert [each for each in names if each[1].startswith(ROOMS) and "._" in each[1]] == []
+
+
 def test_what_runs_in_a_sandbox_imports_nothing_that_is_not_shown_there() -> None:
     """Of our code a sandbox shows the folder `infra/sandbox`, in which nothing is installed."""
     found = set[str]()

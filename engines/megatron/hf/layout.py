@@ -135,7 +135,7 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
             yield _expert_weight(name, param, first_layer, shape, layout)
             continue
         is_split = getattr(param, "tensor_model_parallel", False) and layout.parallel.tp > 1
-        split_dim: int | None = param.partition_dim if is_split else None  # type: ignore[attr-defined]
+        split_dim: int | None = param.partition_dim if is_split else None  # pyrefly: ignore[missing-attribute]
         if shape.has_value_head and name in VALUE_HEAD:
             yield MappedWeight(param, (VALUE_HEAD[name],), None)
             continue

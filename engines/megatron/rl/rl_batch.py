@@ -189,11 +189,11 @@ class RlBatch:
             )
             part.fill(range(len(chosen)))
             nothing = np.zeros(part.flat.num_tokens, np.float32)
-            tokens = part._step_tokens(algorithm, part.engine_logprobs, nothing, None)
-            found = part._spread(advantages(algorithm.advantage, tokens))
+            tokens = part._step_tokens(algorithm, part.engine_logprobs, nothing, None)  # noqa: SLF001
+            found = part._spread(advantages(algorithm.advantage, tokens))  # noqa: SLF001
             for place, n in enumerate(trained.tolist()):
                 if is_own[n]:
-                    self._of_sample(worth, n)[:] = part._of_sample(found, place)
+                    self._of_sample(worth, n)[:] = part._of_sample(found, place)  # noqa: SLF001
         return worth
 
     def _blocks(self) -> Iterator[NDArray[np.int64]]:

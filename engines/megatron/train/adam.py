@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 # The kernels behind torch.optim.AdamW(fused=True); torch has no public name for them.
-_ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-_ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+_ADAMW: Any = torch._fused_adamw_
+_ADAM: Any = torch._fused_adam_
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -37,7 +37,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.adam_w_mode = adam_w_mode
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyrefly: ignore[bad-override]
         update = _ADAMW if self.adam_w_mode else _ADAM
         for group in self.param_groups:
             if not group["params"]:

@@ -66,7 +66,7 @@ def make_state(optimizer: Any) -> None:
         for inner in optimizer.sub_optimizers:
             make_state(inner)
         # It has no public name for this.
-        optimizer._sync_sub_optimizers_state_to_hdo()  # pyright: ignore[reportPrivateUsage]
+        optimizer._sync_sub_optimizers_state_to_hdo()  # noqa: SLF001
     elif isinstance(optimizer, FusedAdam):
         optimizer.make_state()
     else:

@@ -11,7 +11,7 @@ since 0.16 refuses `flattened_range`. The names in a checkpoint are those of `fu
 """
 
 # The optimizer has no public name for the state of one parameter.
-# pyright: reportPrivateUsage=false
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 

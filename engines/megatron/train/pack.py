@@ -107,25 +107,25 @@ def flatten(pieces: Sequence[Values], dtype: Any) -> NDArray[Any]:
 class Pack(PackedSeqParams):
     """One micro-batch of one rank, on its device; Megatron passes it to every layer."""
 
-    input_ids: Tensor = None  # type: ignore[assignment]
+    input_ids: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[1, T]"""
-    positions: Tensor = None  # type: ignore[assignment]
+    positions: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[T] of each token in its sequence"""
-    cos: Tensor = None  # type: ignore[assignment]
+    cos: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[T, 1, D] of the rotary embedding at those positions; the model sets it"""
-    sin: Tensor = None  # type: ignore[assignment]
+    sin: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[T, 1, R / 2], half of what is rotated of each head"""
-    rows: Tensor = None  # type: ignore[assignment]
+    rows: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[R] positions in the pack whose next token is trained: only they get logits"""
-    labels: Tensor = None  # type: ignore[assignment]
+    labels: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[R] the trained tokens themselves"""
-    targets: Ints = None  # type: ignore[assignment]
+    targets: Ints = None  # pyrefly: ignore[bad-assignment]
     """[R] where the trained tokens are in the FlatSequences, on the host"""
-    sequence_of_row: Ints = None  # type: ignore[assignment]
+    sequence_of_row: Ints = None  # pyrefly: ignore[bad-assignment]
     """[R] index of the row's sequence in the FlatSequences, on the host"""
-    segment_of_row: Ints = None  # type: ignore[assignment]
+    segment_of_row: Ints = None  # pyrefly: ignore[bad-assignment]
     """[R] the same as its place in `sequences`"""
-    sequences: Ints = None  # type: ignore[assignment]
+    sequences: Ints = None  # pyrefly: ignore[bad-assignment]
     """[B] indices of the pack's sequences in the FlatSequences, on the host"""
     num_sequences: int = 0
     """how many of `sequences` are there to be trained: 0 in a pack of padding"""
@@ -137,7 +137,7 @@ class Pack(PackedSeqParams):
     """[K] the spans' keys among the tokens of all context-parallel ranks; None without cp"""
 
     def forget_angles(self) -> None:
-        self.cos = self.sin = None  # type: ignore[assignment]
+        self.cos = self.sin = None  # pyrefly: ignore[bad-assignment]
 
 
 def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack:

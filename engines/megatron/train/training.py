@@ -340,7 +340,7 @@ class Training:
     @property
     def _flat_memory(self) -> list[Any]:
         """Megatron's buffers, of which parameters and gradients are views."""
-        buffers: list[Any] = self._ddp.buffers  # pyright: ignore[reportAssignmentType]
+        buffers: list[Any] = self._ddp.buffers
         return [*buffers, *self._ddp.expert_parallel_buffers]
 
     # Weights

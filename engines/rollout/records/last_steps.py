@@ -56,7 +56,7 @@ class LastSteps:
     most_tokens: int = MOST_TOKENS
     earlier: ShownSteps = field(default_factory=ShownSteps)
     """of the steps before the last"""
-    _kept: deque[_Step] = field(default_factory=deque["_Step"])
+    _kept: deque[_Step] = field(default_factory=deque)
 
     def add(
         self,

@@ -13,7 +13,7 @@ Legend: B requests, Q longest new part, L longest sequence, H query heads, G key
 R = H / G query heads that share one, D width.
 """
 
-# pyright: reportPrivateUsage=false
+# ruff: noqa: SLF001
 from __future__ import annotations
 
 from dataclasses import dataclass

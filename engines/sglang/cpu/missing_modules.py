@@ -103,7 +103,7 @@ class AbsentFinder:
         root = fullname.partition(".")[0]
         if root not in self.roots or fullname.startswith(f"{_KERNELS}."):
             return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=root != _KERNELS)  # type: ignore[arg-type]
+        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=root != _KERNELS)  # pyrefly: ignore[bad-argument-type]
         spec.origin = "placeholder of tributary"
         return spec
 
@@ -131,5 +131,5 @@ def install() -> AbsentFinder:
 
         has_triton_package()
     finder = AbsentFinder(missing)
-    sys.meta_path.append(finder)  # type: ignore[arg-type]
+    sys.meta_path.append(finder)
     return finder

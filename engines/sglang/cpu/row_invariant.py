@@ -13,7 +13,7 @@ SGLang's own.
 Legend: N new tokens, A query and key heads together, W width of a head.
 """
 
-# pyright: reportPrivateUsage=false
+# ruff: noqa: SLF001
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -101,7 +101,7 @@ def _fill_up_products_of(module: ModuleType) -> None:
         return filled_up(lambda rows: functional.linear(rows, *rest), input_RK)
 
     if getattr(module, "F", None) is functional:
-        module.F = SimpleNamespace(**(vars(functional) | {"linear": filled_linear}))  # pyright: ignore
+        module.F = SimpleNamespace(**(vars(functional) | {"linear": filled_linear}))  # pyrefly: ignore[missing-attribute]
 
 
 def forward(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> Any:

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     given = parse_router_args(arguments)
     given.api_key = os.environ.pop(KEY_VARIABLE, "") or required_key()
     given.cors_allowed_origins = given.cors_allowed_origins or [_NO_PAGE]
-    launch_router(given)  # pyright: ignore[reportArgumentType]  # it says Namespace, takes both
+    launch_router(given)  # it says Namespace, takes both  # pyrefly: ignore[bad-argument-type]
 
 
 if __name__ == "__main__":

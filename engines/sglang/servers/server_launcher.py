@@ -141,7 +141,7 @@ def serve(options: dict[str, Any]) -> None:
     gpus = range(first, first + options.get("tp_size", 1) // num_hosts)
     weight_routes.install(gpus, num_hosts)
     try:
-        run_server(ServerArgs(**options, **keys))
+        run_server(ServerArgs(**options, **keys))  # pyrefly: ignore[unexpected-keyword]
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

@@ -43,7 +43,7 @@ class Gateway:
         started = asyncio.run_coroutine_threadsafe(self._listen(host, port), self._loop)
         try:
             started.result(_START_S)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             self.close()
             raise EngineError(f"nothing can listen on {host}:{port}: {error}") from error
 

@@ -102,9 +102,9 @@ def gloo_group(
 
     limit = timedelta(seconds=JOIN_S)
     store = tcp_store(host, port, rank, world, limit, listener)
-    options = ProcessGroupGloo._Options()  # type: ignore[reportPrivateUsage]
-    options._timeout = limit
-    options._devices = [ProcessGroupGloo.create_device(hostname=own)]
+    options = ProcessGroupGloo._Options()  # pyrefly: ignore[missing-attribute]  # noqa: SLF001
+    options._timeout = limit  # noqa: SLF001
+    options._devices = [ProcessGroupGloo.create_device(hostname=own)]  # noqa: SLF001
     return ProcessGroupGloo(store, rank, world, options)
 
 
@@ -114,7 +114,7 @@ def broadcast(group: ProcessGroupGloo, tensor: Tensor) -> None:
 
     options = BroadcastOptions()
     options.rootRank = 0
-    group.broadcast([tensor], options).wait()  # type: ignore[reportAttributeAccessIssue]
+    group.broadcast([tensor], options).wait()  # pyrefly: ignore[missing-attribute]
 
 
 def _cut(

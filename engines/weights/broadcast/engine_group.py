@@ -179,7 +179,7 @@ def _joined(
 
     limit = timedelta(seconds=JOIN_S)
     store = store_at(address, 0, world_size, limit, listener)
-    made: tuple[Any, Any] = c10d._new_process_group_helper(  # type: ignore[reportPrivateUsage]
+    made: tuple[Any, Any] = c10d._new_process_group_helper(  # noqa: SLF001
         world_size,
         0,
         [],
@@ -190,5 +190,5 @@ def _joined(
     )
     group: ProcessGroup = made[0]
     # For a group apart torch keeps no ranks, and could not forget it again.
-    c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}  # type: ignore[reportPrivateUsage]
+    c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}  # noqa: SLF001
     return group

@@ -126,7 +126,7 @@ class DiskDelta:
         write = partial(self._share.write, weights, folder, whole=is_whole)
         own = ranks.settle(write, weights.wait_s()) or []
         files = [file for part in ranks.gather(own) for file in part]
-        manifest = Manifest.of(version, before and before.newest, files)
+        manifest = Manifest.of(version, None if before is None else before.newest, files)
         if before is not None and manifest.written_bytes >= before.whole_bytes:
             return None
         text, name = manifest.dump(), f"{folder}/{NAME}"

@@ -228,7 +228,8 @@ def _trained(
     valued = replace(size, has_value_head=True, is_tied=False)
     trained = valued if "reward" in stage.spec.trained_roles else size
     yield RoleMemory(stage.name, "trainer", trained, policy, layout.world_size)
-    of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
+    policy = stage.spec.policy
+    of_critic = None if policy is None else policy.critic_trainer
     if stage.critic is not None and of_critic is not None:
         needs = _trainer_needs(stage, of_critic, stage.critic, device_bytes)
         yield RoleMemory(stage.name, "critic", valued, needs, stage.critic.world_size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 
 from engines.chat import Chat
@@ -61,13 +62,13 @@ def try_problems(
         first = min(2, count)
         call = f"{live.name}.problems({split!r}, {first}, seed={seed})"
         fine, two = attempts.call(
-            at, call, lambda s=split, n=first: draw_problems(live.curriculum, s, n, seed)
+            at, call, partial(draw_problems, live.curriculum, split, first, seed)
         )
         if not fine:  # the other splits would say the same
             return []
         call = f"{live.name}.problems({split!r}, {count}, seed={seed})"
         fine, problems = attempts.call(
-            at, call, lambda s=split, n=count: draw_problems(live.curriculum, s, n, seed)
+            at, call, partial(draw_problems, live.curriculum, split, count, seed)
         )
         if not fine:
             return []
@@ -82,7 +83,7 @@ def try_problems(
         attempts.call(
             at,
             call,
-            lambda s=split, p=problems, n=first: _check_position(live, s, p, n, seed),
+            partial(_check_position, live, split, problems, first, seed),
         )
     attempts.problems += [f"{at}: {live.name}: {line}" for line in overlaps(drawn)]
     return [problem for problems in drawn.values() for problem in problems]

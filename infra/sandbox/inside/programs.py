@@ -93,10 +93,10 @@ def _open_streams() -> None:
     def opened(descriptor: int, mode: str, errors: str) -> Any:
         return open(descriptor, mode, encoding="utf-8", errors=errors, closefd=False)
 
-    sys.stdin = sys.__stdin__ = opened(0, "r", "surrogateescape")  # pyright: ignore
-    sys.stdout = sys.__stdout__ = opened(1, "w", "surrogateescape")  # pyright: ignore
-    sys.stderr = sys.__stderr__ = opened(2, "w", "backslashreplace")  # pyright: ignore
-    sys.stderr.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdin = sys.__stdin__ = opened(0, "r", "surrogateescape")
+    sys.stdout = sys.__stdout__ = opened(1, "w", "surrogateescape")
+    sys.stderr = sys.__stderr__ = opened(2, "w", "backslashreplace")
+    sys.stderr.reconfigure(line_buffering=True)
 
 
 def _other(command: Sequence[str]) -> int:
@@ -120,8 +120,8 @@ def _python(arguments: Sequence[str]) -> int:
     except BaseException as error:
         _show(error)
     try:
-        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        threading._shutdown()  # pyrefly: ignore[missing-attribute]  # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:

@@ -326,7 +326,7 @@ def test_a_cancelled_run_stops_its_job(bench: Bench) -> None:
         job = seen.jobs[0][0]
         until(lambda: bench.claims.pulse(1) != b"")
         place.cancelled.set()
-        child = place.launcher._children[job]  # pyright: ignore
+        child = place.launcher._children[job]
         psutil.Process(child.pid).kill()
         with pytest.raises(StageStopped):
             running.result(timeout=30)

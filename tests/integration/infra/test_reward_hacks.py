@@ -171,7 +171,7 @@ def transcript(*calls: ToolCall, answer: str = "done") -> Transcript:
         "protected": PROTECTED,
         "checks": [[c.module, c.function, c.arguments, c.expected] for c in CHECKS],
     }
-    problem = Problem("p", "coding", (Message("user", "repair"),), reference)  # type: ignore[arg-type]
+    problem = Problem("p", "coding", (Message("user", "repair"),), reference)
     turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
     end = [Message("assistant", answer)] if answer else []
     return Transcript(problem, (*turns, *end), Status.COMPLETED, 9)

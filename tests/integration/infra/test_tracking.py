@@ -51,7 +51,7 @@ def mlflow_uri(server: MlflowServer) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     with all_trackers_closed(monkeypatch):
         yield

@@ -31,7 +31,7 @@ ODD_NAMES = (
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     with all_trackers_closed(monkeypatch):
         yield

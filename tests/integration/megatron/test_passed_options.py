@@ -270,7 +270,7 @@ def test_an_offloaded_optimizer_makes_the_same_updates(
     from engines.megatron.train.optimizer import make_state
 
     class OnDevice(torch.nn.Parameter):
-        is_cuda = True  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+        is_cuda = True
 
     monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())

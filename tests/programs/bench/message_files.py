@@ -74,7 +74,7 @@ def _write(folder: Path, at_least: int) -> int:
     special = [AddedToken(token, special=True, normalized=False) for token in QWEN_TOKENS]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=special,  # pyright: ignore[reportArgumentType]
+        special_tokens=special,
         initial_alphabet=sorted(tokenizer.get_vocab()),
         show_progress=False,
     )
@@ -135,8 +135,8 @@ def read_here() -> None:
 def _read(folder: Path, *, every_row: bool) -> dict[str, float]:
     """Figures of reading, in this process."""
     chat = Chat.load(folder / "chat")
-    tokenizer = _Timed(chat._tokenizer)  # pyright: ignore[reportPrivateUsage]
-    chat._tokenizer = tokenizer  # type: ignore[assignment] # pyright: ignore[reportPrivateUsage]
+    tokenizer = _Timed(chat._tokenizer)
+    chat._tokenizer = tokenizer  # pyrefly: ignore[bad-assignment]
     size = (folder / "rows.jsonl").stat().st_size
     began = time.process_time()
     source = MessageFiles(files=[str(folder / "rows.jsonl")])

@@ -21,7 +21,7 @@ import time
 import zlib
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.programs.bench.tool_latency import latency_s
 
@@ -137,7 +137,7 @@ def endless_tokenizer(model: str, vocabulary: int) -> Any:
     """Its end token is outside the model's vocabulary, so that no answer ends early."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer = cast("Any", AutoTokenizer.from_pretrained(model, padding_side="left"))
     tokenizer.add_tokens([f"<|unused{i}|>" for i in range(vocabulary - len(tokenizer))])
     tokenizer.add_special_tokens({"eos_token": "<|never|>"})
     return tokenizer

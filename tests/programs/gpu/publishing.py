@@ -169,7 +169,7 @@ def _joined(body: dict[str, Any]) -> ProcessGroup:
     use_interface_of(body["master_address"])
     address = f"tcp://{body['master_address']}:{body['master_port']}"
     store = store_at(address, body["rank_offset"], body["world_size"], limit)
-    made: tuple[Any, Any] = c10d._new_process_group_helper(  # type: ignore[reportPrivateUsage]
+    made: tuple[Any, Any] = c10d._new_process_group_helper(
         body["world_size"],
         body["rank_offset"],
         [],
@@ -183,7 +183,7 @@ def _joined(body: dict[str, Any]) -> ProcessGroup:
 
 
 def _serve() -> None:
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.HashStore()
     c10d.init_process_group("gloo", store=store, rank=0, world_size=1)
     if has_cuda():
         torch.zeros(1, device=device.device())

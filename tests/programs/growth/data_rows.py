@@ -79,13 +79,13 @@ def held_out_words(size: int, meter: Meter) -> None:
 def admitted_read(size: int, meter: Meter) -> None:
     meter.apart(lambda: _admitted(size, meter.folder))
     with meter.counting():
-        restricted(Counting("d"), meter.folder, "d")  # type: ignore[arg-type]
+        restricted(Counting("d"), meter.folder, "d")
 
 
 @grows("admitted problems, drawn", "problems", (4000, 16_000, 64_000), cpu_s=HISTORY)
 def admitted_drawn(size: int, meter: Meter) -> None:
     meter.apart(lambda: _admitted(size, meter.folder))
-    admitted = restricted(Counting("d"), meter.folder, "d")  # type: ignore[arg-type]
+    admitted = restricted(Counting("d"), meter.folder, "d")
     admitted.problems("rl", DRAWN, 1)
     with meter.counting():
         for place in range(100):
@@ -124,7 +124,7 @@ def _messages(size: int, file: Path) -> None:
 
 
 def _stream(file: Path, scratch: Path) -> MessageStream:
-    return MessageStream(MessageFiles(files=[str(file)]), _NoRenderer(), "1/0", scratch)  # type: ignore[arg-type]
+    return MessageStream(MessageFiles(files=[str(file)]), _NoRenderer(), "1/0", scratch)
 
 
 @grows("JSONL of messages, opened", "rows", (10_000, 40_000, 160_000), cpu_s=WORK, memory=HISTORY)

@@ -59,13 +59,13 @@ def computed(mine_R: Tensor, group: dist.ProcessGroup | None, reduce: object) ->
         spread = torch.zeros(len(mine_R) + 1, dtype=torch.float64)
         spread[0] = total.detach()
         spread[1:][mine_R] = by_token
-        results[name] = reduce(spread).tolist()  # type: ignore[operator]
+        results[name] = reduce(spread).tolist()
 
     for number, (row, spec, _) in enumerate(loss_cases()):
         record(f"{row} #{number}", policy_loss(spec)(part).loss_R)
     clip = policy_loss(ClipLoss(kind="clip"))
     for mean in MEANS:
-        made = shares(mean, tokens.num_trained_B, rollouts, lengths)  # type: ignore[arg-type]
+        made = shares(mean, tokens.num_trained_B, rollouts, lengths)
         record(f"aggregation {mean}", clip(part).loss_R, made)
     for name in get_args(Estimator):
         record(f"kl {name}", kl_estimate(part.logprobs_R, base_R, name))

@@ -121,7 +121,7 @@ async def test_an_impatient_demonstrator_opens_one_page_less_and_is_wrong(level:
         scores = [(await reward(transcript)).score for transcript in ended]
         assert scores == [1.0, 0.0]
     some = build("browsing", {"levels": [level], "impatient": 0.6}).demonstrations(60, 0)
-    short = [shown.turns[-1].content != shown.problem.reference["answer"] for shown in some]  # type: ignore[index, call-overload]
+    short = [shown.turns[-1].content != shown.problem.reference["answer"] for shown in some]
     assert 24 < sum(short) < 48
 
 

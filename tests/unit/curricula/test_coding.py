@@ -96,7 +96,7 @@ def test_a_tiny_repository_is_short_and_says_what_its_tests_will_say() -> None:
     demonstrations = curriculum.demonstrations(40, seed=0)
     assert {shown.problem.metadata["family"] for shown in demonstrations} == set(KINDS)
     for shown in demonstrations:
-        files = shown.problem.reference["files"]  # type: ignore[index, call-overload]
+        files = shown.problem.reference["files"]
         assert {path.removeprefix("test_")[:-3] for path in files} <= set(SHORT_NAMES)
         assert sum(map(len, files.values())) < 340
         names = [call.name for turn in shown.turns for call in turn.tool_calls]
@@ -189,7 +189,7 @@ async def test_an_episode_keeps_its_edits_to_itself_and_ends_at_its_budget() -> 
     environment = curriculum.environment()
     assert environment is not None
     first, second = [await environment.start(problem) for _ in range(2)]
-    path, old, new = problem.reference["fix"]  # type: ignore[index, call-overload]
+    path, old, new = problem.reference["fix"]
     edit = ToolCall("edit", {"path": path, "old": old, "new": new})
     read = ToolCall("read", {"path": path})
 

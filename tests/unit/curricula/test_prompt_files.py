@@ -325,7 +325,7 @@ def test_solutions_are_demonstrations(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", list(map(row, range(20))))
     made = Files(sources={"files": [file]}, shares={"sft": 0.5}, thinking=True)
     (shown,) = made.demonstrations(1, 0)
-    assert shown.turns[0].content == str(shown.problem.reference["answer"])  # type: ignore[index]
+    assert shown.turns[0].content == str(shown.problem.reference["answer"])
     assert (shown.turns[0].reasoning, shown.problem.thinking) == ("so", True)
     assert len(made.examples(8, 0)) == 8
     bare = [{"prompt": f"Tell of {n}"} for n in range(20)]

@@ -78,8 +78,8 @@ def test_what_was_used_last_stays_and_what_is_gone_is_fetched_again(
 
 def _release() -> None:
     """As if the process had ended."""
-    while evicted._held:  # pyright: ignore[reportPrivateUsage]
-        os.close(evicted._held.popitem()[1])  # pyright: ignore[reportPrivateUsage]
+    while evicted._held:
+        os.close(evicted._held.popitem()[1])
 
 
 def test_what_another_process_uses_stays_however_much_there_is(tmp_path: Path) -> None:

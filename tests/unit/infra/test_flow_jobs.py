@@ -199,7 +199,7 @@ def test_a_flows_pod_sees_the_stack_of_the_home_that_it_shares(
     monkeypatch.setenv(ELSEWHERE_VARIABLE, "1")
     found = load_stack()
     assert found is not None
-    assert Cluster.of(found)._logs is None, "Ray's logs are in the stack's pod"  # pyright: ignore[reportPrivateUsage]
+    assert Cluster.of(found)._logs is None, "Ray's logs are in the stack's pod"
     with pytest.raises(InputError, match="Put the keys into the Secret"):
         block_secrets("lab")
     save_record(stack)  # it was stopped

@@ -31,7 +31,7 @@ def trackers() -> Iterator[Trackers]:
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
     monkeypatch.setattr(tracker_module, "_RETRY_SECONDS", 0.02)
 
@@ -177,4 +177,4 @@ def test_many_steps_are_known_in_little_memory() -> None:
     known = KnownSteps(range(0, 100, 10))
     for step in range(100, 1_000_000, 10):
         known.add(step)
-    assert known._runs == [range(0, 999_991, 10)]  # pyright: ignore[reportPrivateUsage]
+    assert known._runs == [range(0, 999_991, 10)]

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from flows.command.models.card import Origin, card
 from flows.command.output import CommandConsole, print_json, text_table
-from flows.command.rollouts import _show  # pyright: ignore[reportPrivateUsage]
+from flows.command.rollouts import _show
 from flows.command.samples import Part, ShownSample
 from flows.page.notify import automation
 from infra.home import SOURCE_ROOT

@@ -149,5 +149,5 @@ def test_texts_are_counted_exactly(tmp_path: Path) -> None:
     column = pa.StructArray.from_arrays([pa.array(["abc", "abc", "de"])], ["a"])
     pq.write_table(pa.table({"q": column, "n": [1, 2, 3]}), tmp_path / "a.parquet")
     metadata = pq.ParquetFile(tmp_path / "a.parquet").metadata
-    counted = table_bounds._counted_bytes  # pyright: ignore[reportPrivateUsage]
+    counted = table_bounds._counted_bytes
     assert counted(tmp_path / "a.parquet", metadata, 0, ["q.a"]) == 8 + 3 * 4 + 3 * 8 + 1

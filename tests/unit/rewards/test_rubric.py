@@ -33,7 +33,7 @@ class Fixed:
         self.calls += 1
         if isinstance(self.said, Exception):
             raise self.said
-        return self.said  # type: ignore[return-value]
+        return self.said
 
 
 def _transcript(status: Status = Status.COMPLETED, reason: str = "") -> Transcript:
@@ -68,11 +68,11 @@ async def test_a_truncated_rollout_has_outcome_zero_and_is_still_shaped():
         (Verdict(math.nan), "finite"),
         (Verdict(math.inf), "finite"),
         (Verdict(1.0, {"part": math.nan}), "finite"),
-        (Verdict("1"), "`score` is str '1'"),  # type: ignore[arg-type]
+        (Verdict("1"), "`score` is str '1'"),
         (Verdict(np.float32("nan")), "finite"),
-        (Verdict(torch.zeros(2)), "`score` is Tensor tensor([0., 0.])"),  # type: ignore[arg-type]
-        (Verdict(1.0, {"part": None}), "`parts['part']` is None"),  # type: ignore[dict-item]
-        (Verdict(1.0, [1.0]), "`parts` is list [1.0]"),  # type: ignore[arg-type]
+        (Verdict(torch.zeros(2)), "`score` is Tensor tensor([0., 0.])"),
+        (Verdict(1.0, {"part": None}), "`parts['part']` is None"),
+        (Verdict(1.0, [1.0]), "`parts` is list [1.0]"),
         (Verdict(1.0, turns="ab"), "`turns` is str 'ab'"),
         (math.nan, "returned nan"),
         (None, "returned None: a reward returns its score as one number"),

@@ -28,7 +28,7 @@ from tasks.durable.stage_identity import spec_content
 from tasks.model_folder.folder_chat import template_text
 from tasks.model_folder.folder_report import report_model
 from tasks.model_folder.gguf_folder import gguf_folder
-from tasks.model_folder.gguf_tokenizer import _merges  # pyright: ignore[reportPrivateUsage]
+from tasks.model_folder.gguf_tokenizer import _merges
 from tests.parts.chat_parts import QWEN_TOKENS, SEARCH, chat_folder
 from tests.parts.tiny import tiny_model
 

@@ -29,7 +29,7 @@ DIGEST = stage_identity(SPEC, {"model": "b" * 64}).digest
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A home of its own, and SIGTERM given back: a job takes it."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     before = signal.getsignal(signal.SIGTERM)
@@ -135,7 +135,7 @@ def test_half_an_emoji_in_an_error_or_a_warning_is_written_and_shown() -> None:
     said: list[str] = []
     watch = SimpleNamespace(warn=said.append)
     event = {"job": "a1", "event": "warn", "message": "half \ud83d"}
-    dispatch("a1", MARK + json.dumps(event), watch)  # pyright: ignore
+    dispatch("a1", MARK + json.dumps(event), watch)
     assert said == ["half ?"]
 
 
@@ -150,7 +150,7 @@ def test_half_an_emoji_in_an_error_or_a_warning_is_written_and_shown() -> None:
 )
 def test_what_a_part_prints_of_a_model_is_never_taken_for_an_event(said: str) -> None:
     lines: list[str] = []
-    dispatch("a1", MARK + said, SimpleNamespace(line=lines.append))  # pyright: ignore
+    dispatch("a1", MARK + said, SimpleNamespace(line=lines.append))
     assert lines == [MARK + said]
 
 

@@ -121,7 +121,7 @@ def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path
     chat = Chat.load(model)
     sampled = row(chat, problem(thinking=True), ANSWER)
     # Other ids for the same text than the tokenizer would choose: as an engine may sample.
-    encode = chat._encode  # pyright: ignore[reportPrivateUsage]
+    encode = chat._encode
     split = [i for t in encode("ant") for i in encode(" ".join(chat.decode([t])))]
     tokens, mask = list(sampled.tokens), list(sampled.loss_mask)
     tokens[-1:-1], mask[-1:-1] = split, [1] * len(split)

@@ -10,7 +10,7 @@ import pytest
 from engines.weights.spec import WeightTransport
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.durable.attempts import StageWork, job_id
-from tasks.rl.trained_roles import _weights  # pyright: ignore[reportPrivateUsage]
+from tasks.rl.trained_roles import _weights
 from tasks.stage import StageResources
 from tests.parts.stage_parts import stage_context
 

@@ -320,7 +320,7 @@ class Finder(importlib.abc.MetaPathFinder):
             if fullname in CHANGES:
                 CHANGES[fullname](module)
 
-        spec.loader.exec_module = execute  # type: ignore[method-assign]
+        spec.loader.exec_module = execute
         return spec
 
 

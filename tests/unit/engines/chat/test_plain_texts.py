@@ -24,14 +24,14 @@ def talk(*texts: str, system: str = "") -> list[Message]:
 def test_a_filled_rendering_is_the_templates_own(tmp_path: Path, family: str):
     given = {"qwen": (QWEN3, QWEN_TOKENS, "<|im_end|>"), "llama": (LLAMA, LLAMA_TOKENS, "<|eot|>")}
     chat = Chat.load(chat_folder(tmp_path, *given[family]))
-    pieces = chat._pieces  # pyright: ignore[reportPrivateUsage]
+    pieces = chat._pieces
     rendered: list[int] = []
 
     def slow(messages: list[Message]) -> TrainingText:
         rendered.append(len(messages))
         return cut(pieces, messages, (), False)
 
-    plain = PlainTexts(slow)  # type: ignore[arg-type]
+    plain = PlainTexts(slow)
     for messages in (
         talk("Hi", "Yo"),
         talk("12+30", "It is\n42."),
@@ -47,5 +47,5 @@ def test_a_filled_rendering_is_the_templates_own(tmp_path: Path, family: str):
 def test_a_template_that_treats_plain_texts_differently_is_rendered_whole(tmp_path: Path):
     shouting = LLAMA.replace("message.content | trim", "message.content | upper")
     chat = Chat.load(chat_folder(tmp_path, shouting, LLAMA_TOKENS, "<|eot|>"))
-    plain = PlainTexts(lambda m: cut(chat._pieces, m, (), False))  # pyright: ignore[reportPrivateUsage]
+    plain = PlainTexts(lambda m: cut(chat._pieces, m, (), False))
     assert plain.cut(talk("HI", "YO")) is None

@@ -145,7 +145,7 @@ def test_the_token_behind_a_turns_text_ends_it_whatever_flag_it_has(
     user, said = "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>assistant\n[[Yo<|im_end|>]]"
     assert trained(chat, [ASK, SAY, ASK, SAY]) == f"{user}{said}\n{user}{said}"
     assert {chat.decode([token]) for token in chat.stop_token_ids} == {eos, "<|im_end|>"}
-    turn = chat.parse(problem("Hi"), chat._encode("42<|im_end|>"))  # pyright: ignore[reportPrivateUsage]
+    turn = chat.parse(problem("Hi"), chat._encode("42<|im_end|>"))
     assert turn.content == "42"
 
 
@@ -298,7 +298,7 @@ def test_json_is_written_with_the_options_of_the_template(
     template = QWEN3.replace("tool | tojson", f"tool | {text}")
     chat = Chat.load(chat_folder(tmp_path, template, QWEN_TOKENS, "<|im_end|>"))
     schema = {"name": "search", "zeta": "\u00fc", "parameters": {"b": 1, "a": [2]}}
-    tool = Tool("search", "", {"q": "string"}, ("q",), schema)  # pyright: ignore[reportArgumentType]
+    tool = Tool("search", "", {"q": "string"}, ("q",), schema)
     given: dict[str, Any] = {"ensure_ascii": False, **options}
     written = json.dumps({"type": "function", "function": schema}, **given)
     assert written in chat.decode(chat.prompt_ids(problem(tools=(tool,))))

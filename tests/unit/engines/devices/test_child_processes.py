@@ -59,7 +59,7 @@ def test_children_end_with_their_parent(
     if how == "closed":
         children.close()
     else:
-        child.parent().kill()  # type: ignore[union-attr]
+        child.parent().kill()
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     if how == "killed":
         with pytest.raises(EngineError, match="parent of engine processes ended; the end of"):
@@ -102,7 +102,7 @@ def test_an_agent_has_one_parent_for_each_program_and_starts_it_anew(tmp_path: P
         assert not first.is_alive
         second = agent.children()
         child = psutil.Process(second.run(["sleep", "60"], tmp_path / "log"))
-        child.parent().kill()  # type: ignore[union-attr]
+        child.parent().kill()
         until(lambda: not second.is_alive)
         assert agent.children().run(["true"], tmp_path / "log") > 0
     finally:

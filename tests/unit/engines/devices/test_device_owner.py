@@ -141,7 +141,7 @@ async def test_a_kind_ends_only_when_nobody_uses_it(owner: DeviceOwner) -> None:
 
 async def test_a_stage_that_shares_its_gpus_with_itself_has_them_alone(owner: DeviceOwner) -> None:
     def ask(kind: str, holder: str, **more: Any) -> Request:
-        return Request(kind, 1, 1, holder, **{"wait_s": 5.0, "driver": "alive", **more})  # type: ignore[arg-type]  # pyright: ignore
+        return Request(kind, 1, 1, holder, **{"wait_s": 5.0, "driver": "alive", **more})
 
     sole = {"is_sole": True}
     first = await owner.lease(ask("rank", "a", **sole))

@@ -14,7 +14,7 @@ from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory
 from infra.processes import memory
 from infra.processes.memory import is_memory_error, kernel_kills, memory_words, tells_of_memory
-from tasks.durable.attempts import RunPlace, StageWork, _lost  # pyright: ignore[reportPrivateUsage]
+from tasks.durable.attempts import RunPlace, StageWork, _lost
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.sft.spec import SftSettings, SftSpec
 from tasks.stage import Resources, StageResources
@@ -74,7 +74,7 @@ class Greedy:
 
 def _rank() -> TrainerRank:
     rank = TrainerRank.__new__(TrainerRank)
-    rank._trainer, rank._rank = Greedy(), 0  # type: ignore[assignment]  # pyright: ignore
+    rank._trainer, rank._rank = Greedy(), 0
     return rank
 
 
@@ -88,7 +88,7 @@ def test_a_rank_that_runs_out_of_memory_is_no_engine_error() -> None:
 
 def test_a_rank_refuses_what_needs_a_part_that_sleeps() -> None:
     rank = _rank()
-    trainer: Any = rank._trainer  # pyright: ignore[reportPrivateUsage]
+    trainer: Any = rank._trainer
     trainer.asleep = frozenset({"frozen", "gradients"})
     rank.call("begin_save", ())
     assert trainer.saved == 1

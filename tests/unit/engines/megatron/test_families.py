@@ -169,7 +169,7 @@ def test_a_family_may_count_its_own_flops() -> None:
     """Of a mixture of experts, say, only those that a token passes."""
 
     def half(*given: object) -> object:
-        return dense_flops(*given) / 2  # pyright: ignore[reportArgumentType]
+        return dense_flops(*given) / 2
 
     family: Family = replace(FAMILIES["llama"], flops=half)
     shape = replace(dense(), family=family)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 def test_utilisation_is_of_the_measured_peak_and_never_above_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(flops, "peak_flops", lambda dtype: 100.0)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(flops, "peak_flops", lambda dtype: 100.0)
     assert mfu(50.0, 2.0, torch.float32, ranks=1) == {"mfu": 0.25}
     assert mfu(50.0, 2.0, torch.float32, ranks=2) == {"mfu": 0.125}
     # Faster than the peak that was measured: the peak had been measured too low.
@@ -22,8 +22,8 @@ def test_utilisation_is_of_the_measured_peak_and_never_above_one(
 
 
 def test_the_data_sheets_peak_is_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "peak_flops", lambda dtype: 100.0)  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr(flops, "stated_flops", lambda dtype: 400.0)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(flops, "peak_flops", lambda dtype: 100.0)
+    monkeypatch.setattr(flops, "stated_flops", lambda dtype: 400.0)
     assert mfu(100.0, 2.0, torch.float32, ranks=1) == {"mfu": 0.5, "mfu_stated": 0.125}
 
 

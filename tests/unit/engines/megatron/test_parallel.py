@@ -47,7 +47,7 @@ def test_ranks_on_gpus_wait_for_each_other_outside_nccl(monkeypatch: pytest.Monk
 
     def group(backend: str, **_: object) -> dist.ProcessGroup:
         made.append(backend)
-        return dist.ProcessGroup(0, 2)  # type: ignore[reportCallIssue]
+        return dist.ProcessGroup(0, 2)
 
     monkeypatch.setattr(device, "prepare", lambda: None)
     monkeypatch.setattr(device, "has_cuda", lambda: True)

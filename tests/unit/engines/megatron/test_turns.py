@@ -30,7 +30,7 @@ def sample(rollout: str, form: str, tokens: list[int], **more: object) -> Sample
         loss_mask=trained,
         logprobs=[-1.0 * t for t in trained],
         weight_versions=[t - 1 for t in trained],
-        **given,  # type: ignore[arg-type]
+        **given,
     )
 
 

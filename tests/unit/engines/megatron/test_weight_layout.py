@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engines.families.common.registry import model_shape
 from engines.families.common.tensors import HfTensor
-from engines.megatron.hf.layout import MappedWeight, ServedWeight, _fuse  # pyright: ignore
+from engines.megatron.hf.layout import MappedWeight, ServedWeight, _fuse
 from engines.megatron.parallel import Layout
 from engines.megatron.spec import Parallel
 from tests.parts.families import SIZES

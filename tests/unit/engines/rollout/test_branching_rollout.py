@@ -34,7 +34,7 @@ from engines.rollout.records.sifting import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group, Message, Problem, Rollout, Sample, Status
 from infra.errors import EngineError
-from tasks.distill.body import _keep, _row  # pyright: ignore[reportPrivateUsage]
+from tasks.distill.body import _keep, _row
 from tests.parts.rollout_parts import Judge, Policy, domain, ids, roller
 
 pytestmark = pytest.mark.unit
@@ -202,7 +202,7 @@ async def test_a_dataset_has_a_row_for_each_sample(tmp_path: Path) -> None:
     )
     assert (counts["sampled"], counts["wrong"], counts["kept"]) == (4, 2, 2)
     context = SimpleNamespace(input_records={"d": {"digest": "9f"}})
-    rows = [_row(context, "d", r, s) for r in kept for s in r.samples]  # type: ignore[arg-type]
+    rows = [_row(context, "d", r, s) for r in kept for s in r.samples]
     write_dataset(tmp_path / DATA_FILE, rows)
     found = list(dataset_rows(tmp_path))
     assert [(r.problem_id, r.branch) for r in (kept[0].samples + kept[1].samples)] == [
@@ -229,8 +229,8 @@ async def test_rows_are_written_in_the_order_of_the_experts_whichever_is_filtere
     tasks = [asyncio.create_task(late())]
     for role in ("a", "b"):
         work = _keep(
-            SimpleNamespace(settings=settings),  # type: ignore[arg-type]
-            context,  # type: ignore[arg-type]
+            SimpleNamespace(settings=settings),
+            context,
             role,
             rollouts,
             tasks[-1:],
@@ -247,7 +247,7 @@ async def test_rows_are_written_in_the_order_of_the_experts_whichever_is_filtere
 
 
 async def roll(driver: object) -> Rollout:
-    live = domain("d", lambda _: 1.0, driver=driver)  # type: ignore[arg-type]
+    live = domain("d", lambda _: 1.0, driver=driver)
     problem = live.curriculum.problems("rl", 1, 0)[0]
     (made,) = await roller(policy()).roll_group(
         live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
@@ -282,7 +282,7 @@ async def test_a_driver_chooses_what_is_trained_on() -> None:
         async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
             tries = [sessions.open(sessions.prompt_ids) for _ in range(3)]
             turns = [await sessions.turn(t) for t in tries]
-            best = max(range(3), key=lambda n: turns[n].said.text)  # type: ignore[union-attr]
+            best = max(range(3), key=lambda n: turns[n].said.text)
             said = turns[best].said
             assert said is not None
             return sessions.finish(End(Status.COMPLETED), [said.message()], [tries[best]])
@@ -316,7 +316,7 @@ async def test_turns_at_the_same_time_share_the_budget() -> None:
 
 async def test_a_lost_engine_passes_through_a_driver() -> None:
     class Lost(Policy):
-        async def generate(self, prompt_ids: object, sampling: object) -> object:  # type: ignore[override]
+        async def generate(self, prompt_ids: object, sampling: object) -> object:
             raise EngineError("no server answers")
 
     live = domain("d", float, driver=Plan())

@@ -9,7 +9,7 @@ from engines.rollout.records.dataset import DistilledRow, dataset_rows, write_da
 from engines.rollout.records.sifting import duplicates, has_loop, jaccard, shingles_of, sift
 from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
-from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]
+from tasks.distill.body import _row
 from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import stage_context
 

@@ -87,7 +87,7 @@ def test_the_position_is_named_and_surplus_is_left() -> None:
 def test_demonstrations_are_looked_at_too() -> None:
     for give, said in ((lambda n: [], "none came"), (lambda n: [PROBLEM], "gave Problem where")):
         with pytest.raises(InputError, match=said):
-            draw_demonstrations(Giving(give), 3, 0)  # type: ignore[arg-type]
+            draw_demonstrations(Giving(give), 3, 0)
 
 
 def test_a_part_that_ends_the_program_is_bad_input(

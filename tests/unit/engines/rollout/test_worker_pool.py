@@ -296,7 +296,7 @@ async def test_what_a_rollout_raises_is_raised_in_the_stage() -> None:
         raise EngineError("gave up after 5 tries")
 
     async with bench.pool(1) as pool:
-        bench.handles[0].client.generate = lost  # type: ignore[method-assign,assignment]
+        bench.handles[0].client.generate = lost
         with pytest.raises(EngineError, match="gave up after 5 tries"):
             await group(pool)
 

@@ -161,7 +161,7 @@ class _LazyGroup(dist.ProcessGroup):
     """A group as NCCL's is: made at once, connected at its first broadcast. Over gloo here."""
 
     def __init__(self, store: Store, rank: int, size: int, within_s: float = 10.0) -> None:
-        super().__init__(rank, size)  # type: ignore[reportCallIssue]
+        super().__init__(rank, size)
         self._make = partial(dist.ProcessGroupGloo, store, rank, size, timedelta(seconds=within_s))
         self.connected: Any = None
 
@@ -175,7 +175,7 @@ class _LazyGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "lazy"
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:  # type: ignore[override]
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         self.connected = self.connected or self._make()
         return self.connected.broadcast(tensors, opts)
 

@@ -197,7 +197,7 @@ def test_a_server_gets_what_changed_only_if_it_holds_what_it_loaded_last(
 
 
 def test_servers_that_hold_different_bits_do_not_continue() -> None:
-    compare = disk_delta._compare  # pyright: ignore[reportPrivateUsage]
+    compare = disk_delta._compare
     compare({"a": "x", "b": "x", "c": "y"}, {"a": 1, "b": 1, "c": 2}, 7)
     with pytest.raises(EngineError, match="different bits of version 7"):
         compare({"a": "x", "b": "y"}, {"a": 1, "b": 1}, 7)

@@ -137,6 +137,6 @@ def test_a_rank_has_copied_from_a_gpu_before_it_is_done(
         return "done"
 
     bucket = {"flattened_tensor": flat}
-    keeping = server_hooks._keeping  # type: ignore[reportPrivateUsage]
+    keeping = server_hooks._keeping
     assert keeping(stock, None, flattened_tensor_bucket_dict=bucket) == "done"
     assert steps == ["queued", "waited"][: 1 + waits]

@@ -11,7 +11,7 @@ import torch
 
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights, planned
 from engines.weights.ranks import ALONE
-from engines.weights.weight_stream import _send_all  # pyright: ignore[reportPrivateUsage]
+from engines.weights.weight_stream import _send_all
 from infra.errors import EngineError
 from tests.parts.whole_weights import WholeTensor
 

@@ -22,7 +22,7 @@ EXTERNAL = "external: ['http://h:1']"
 
 
 @pytest.fixture(autouse=True)
-def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "has_cuda", lambda: False)
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture(autouse=True)
-def _no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("TRIBUTARY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))

@@ -23,7 +23,7 @@ STEPS = "experts.agent.path.rl.steps=4"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[4] / "docs/add-an-expert.md"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "path", [*sys.path])  # hooks of another home are not found after
 

@@ -136,7 +136,7 @@ def test_a_folder_that_is_called_as_a_stage_is_not_taken_for_it(
     ],
 )
 def test_a_version_is_no_name_for_a_model(text: str, told: tuple[str, str]) -> None:
-    assert serve._named(text) == told  # pyright: ignore[reportPrivateUsage]
+    assert serve._named(text) == told
 
 
 def test_a_digest_of_another_kind_is_none_of_this_kind(home: Path) -> None:

@@ -75,9 +75,9 @@ def test_files_of_preferences_are_learned_by_the_loss_that_is_named(
     (stage,) = data["experts"]["pairs"]["path"]
     assert stage["preference"]["steps"] == 8
     planned = plan(data, folder)["pairs-preference"]
-    assert planned.spec.settings.loss == Ipo(kind="ipo")  # pyright: ignore
+    assert planned.spec.settings.loss == Ipo(kind="ipo")
     assert planned.inputs == {"model": "base"}
-    assert planned.spec.message_files[0].columns.margin == "gap"  # pyright: ignore
+    assert planned.spec.message_files[0].columns.margin == "gap"
     (stage,) = printed(capsys, "reward", *asked[1:5])["experts"]["pairs"]["path"]
     assert stage["reward"]["data"] == {"files": [str(folder / "pairs.jsonl")]}
     assert "preference needs something to learn from" in refused(

@@ -22,7 +22,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
 
 
 def test_a_stage_and_all_that_is_made_from_it_run_again(run: RecordedRun) -> None:
-    arguments, again = runs_command._again(run.record, "agent-rl")  # pyright: ignore[reportPrivateUsage]
+    arguments, again = runs_command._again(run.record, "agent-rl")
     assert again == ["agent-rl", "unified-distill", "unified-sft", "unified-rl", "evaluate"]
     plan = plan_of("post-train", run.record.recipe(), arguments)
     assert [stage.name for stage in plan if stage.again] == again

@@ -32,7 +32,7 @@ publish_pause_seconds=0.25 staleness_mean=1.5 kv_use_mean=0.5 kv_use_max=0.75
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
 
 

@@ -25,7 +25,7 @@ SMOKE = load_recipe("cpu-smoke")
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 

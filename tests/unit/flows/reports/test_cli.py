@@ -30,7 +30,7 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "fourth_expert" / "recipe.yam
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
 
 

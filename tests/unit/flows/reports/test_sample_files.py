@@ -16,7 +16,7 @@ from engines.rollout.records.gallery import Gallery
 from engines.types import Status
 from flows.command.samples import Samples
 from flows.reports.shown_samples import (
-    _rows,  # pyright: ignore[reportPrivateUsage]
+    _rows,
     sample_set,
 )
 from tests.parts.rollout_parts import CharChat

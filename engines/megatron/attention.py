@@ -29,9 +29,15 @@ _LARGEST_HEAD = 256
 
 
 def attend(
-    query_TND: Tensor, key_KGD: Tensor, value_KGD: Tensor, pack: Pack, scale: float
+    query_TND: Tensor,
+    key_KGD: Tensor,
+    value_KGD: Tensor,
+    pack: Pack,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
-    """[T, N, D]. Keys and values are those of the pack's spans, end to end."""
+    """[T, N, D]. Keys and values are those of the pack's spans, end to end. `window`: tokens that
+    one sees, itself among them; None: all before it."""
     if has_varlen(query_TND.device, query_TND.dtype, query_TND.size(-1)):
         return _varlen()(
             query_TND,
@@ -43,10 +49,10 @@ def attend(
             pack.max_seqlen_kv,
             scale=scale,
             # Causal, aligned at the end of queries and keys.
-            window_size=(-1, 0),
+            window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=query_TND.size(1) != key_KGD.size(1),
         )
-    return by_block(query_TND, key_KGD, value_KGD, pack.blocks, pack.slots, scale)
+    return by_block(query_TND, key_KGD, value_KGD, pack.blocks, pack.slots, scale, window)
 
 
 def has_varlen(place: torch.device, dtype: torch.dtype, head_size: int) -> bool:
@@ -76,16 +82,17 @@ def by_block(
     blocks: Sequence[Block],
     slots: Tensor | None,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """[T, N, D]. `slots`: where the first block's tokens go when its spans are padded."""
     if len(blocks) == 1:
-        return _one_block(query_TND, key_KGD, value_KGD, blocks[0], slots, scale)
+        return _one_block(query_TND, key_KGD, value_KGD, blocks[0], slots, scale, window)
     queries = query_TND.split([block.num_queries for block in blocks])
     num_keys = [block.num_keys for block in blocks]
     keys, values = key_KGD.split(num_keys), value_KGD.split(num_keys)
     return torch.cat(
         [
-            _one_block(query, key, value, block, slots if i == 0 else None, scale)
+            _one_block(query, key, value, block, slots if i == 0 else None, scale, window)
             for i, (query, key, value, block) in enumerate(
                 zip(queries, keys, values, blocks, strict=True)
             )
@@ -94,20 +101,38 @@ def by_block(
 
 
 def _one_block(
-    query: Tensor, key: Tensor, value: Tensor, block: Block, slots: Tensor | None, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    block: Block,
+    slots: Tensor | None,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
+    if window is not None and window < block.keys:
+        mask: Any = _within_window(block, window, query.device)
+    else:
+        mask = None if block.is_square else causal_lower_right(block.queries, block.keys)
     # Padding comes after a sequence's end: no token before it sees it.
     out: Tensor = F.scaled_dot_product_attention(
         _by_span(query, block.count, block.queries, slots),
         _by_span(key, block.count, block.keys, slots),
         _by_span(value, block.count, block.keys, slots),
-        attn_mask=None if block.is_square else causal_lower_right(block.queries, block.keys),
-        is_causal=block.is_square,
+        attn_mask=mask,
+        is_causal=mask is None,
         scale=scale,
         enable_gqa=query.size(1) != key.size(1),
     )
     flat = out.transpose(1, 2).reshape(-1, out.size(1), out.size(3))
     return flat if slots is None else flat.index_select(0, slots)
+
+
+def _within_window(block: Block, window: int, place: torch.device) -> Tensor:
+    """[queries, keys]: whether a token sees a key that is so many places before it. Queries are the
+    last of the keys' tokens."""
+    key = torch.arange(block.keys, device=place)
+    before = key[block.keys - block.queries :, None] - key
+    return (before >= 0) & (before < window)
 
 
 def _by_span(x_TND: Tensor, count: int, longest: int, slots: Tensor | None) -> Tensor:

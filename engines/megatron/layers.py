@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -28,6 +29,7 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from engines.families.common.tensors import Parameters
@@ -40,7 +42,8 @@ from engines.megatron.train.pack import Pack
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention of a pack's sequences, each over itself only."""
+    """Causal attention of a pack's sequences, each over itself only, in some layers within a window
+    and with rotary angles of their own."""
 
     def __init__(
         self,
@@ -59,6 +62,9 @@ class PackedAttention(MegatronModule):
         self.cp_group: dist.ProcessGroup = groups.cp
         head_size: Any = k_channels or config.kv_channels
         self.scale = softmax_scale or 1.0 / math.sqrt(head_size)
+        size, layers = config.window_size, config.window_attn_skip_freq
+        windowed = is_layer_window_attention(size, layers or 0, layer_number)
+        self.window = size[0] + 1 if size and windowed else None
 
     def forward(
         self,
@@ -73,13 +79,14 @@ class PackedAttention(MegatronModule):
         """[T, N * D]."""
         pack = packed_seq_params
         in_pairs = self.config.rotary_interleaved
-        query_TND = Rotate.apply(query_TND, pack.cos, pack.sin, in_pairs)
-        key_TGD = Rotate.apply(key_TGD, pack.cos, pack.sin, in_pairs)
+        cos, sin = (self.window and pack.window_angles) or pack.angles
+        query_TND = Rotate.apply(query_TND, cos, sin, in_pairs)
+        key_TGD = Rotate.apply(key_TGD, cos, sin, in_pairs)
         if pack.key_rows is not None:
             # One gather for both halves the number of collectives.
             both = _GatherTokens.apply(torch.cat([key_TGD, value_TGD], -1), self.cp_group)
             key_TGD, value_TGD = both.index_select(0, pack.key_rows).chunk(2, -1)
-        return attend(query_TND, key_TGD, value_TGD, pack, self.scale).flatten(1)
+        return attend(query_TND, key_TGD, value_TGD, pack, self.scale, self.window).flatten(1)
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -102,7 +109,8 @@ class _GatherTokens(torch.autograd.Function):
 class RMSNorm(torch.nn.RMSNorm):
     """torch's RMSNorm, its weight marked so that Megatron reduces it under sequence parallelism.
 
-    On a CPU torch has no fused kernel, and its composed one takes twice the time of ours.
+    A zero-centred weight is that much more than 1; the sum is in fp32, which has room for it. On a
+    CPU torch has no fused kernel, and its composed one takes twice the time of ours.
     """
 
     def __init__(
@@ -110,11 +118,17 @@ class RMSNorm(torch.nn.RMSNorm):
     ) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # pyrefly: ignore[missing-attribute]
+        self.is_zero_centered = config.layernorm_zero_centered_gamma
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_zero_centered:
+            return self._normed(x.float(), 1.0 + self.weight.float()).to(x.dtype)
+        return self._normed(x, self.weight)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype is torch.float32:
-            return _CpuRmsNorm.apply(x, self.weight, self.eps)
-        return super().forward(x)
+            return _CpuRmsNorm.apply(x, weight, self.eps)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class _CpuRmsNorm(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,15 +20,20 @@ from torch import Tensor
 
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.families.common.family import ModelShape
+from engines.families.common.model_config import Rope
 from engines.megatron import device, kernels
 from engines.megatron.layers import RMSNorm, layer_spec
 from engines.megatron.options import AUX_LOSS
 from engines.megatron.options_table import filled
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import rotary_factors
-from engines.megatron.train.pack import Pack
+from engines.megatron.train.pack import Angles, Pack
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_ACTIVATIONS: Mapping[str, Any] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
 
 
 class PackedModel(GPTModel):
@@ -36,20 +42,31 @@ class PackedModel(GPTModel):
     Rotary angles are computed once per pack and applied by our attention, not once per layer.
     """
 
-    def __init__(self, rope_speeds: Tensor, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, shape: ModelShape, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
-        self.rope_speeds = rope_speeds
+        self.speeds = _speeds(shape.rope, shape)
+        self.window_speeds = _speeds(shape.window.rope, shape) if shape.window else None
+        # Rounded as transformers rounds it.
+        scale = torch.tensor(shape.embedding_scale, dtype=self.config.params_dtype)
+        self.embedding_scale = scale.item()
+
+    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        embedded, *others = super()._preprocess(*args, **kwargs)
+        if self.pre_process and self.embedding_scale != 1.0:
+            embedded = embedded * self.embedding_scale
+        return embedded, *others
 
     def hidden_states(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
         """[R, H] of the pack's trained rows on the last stage; [T, 1, H] on other stages."""
         pack = packed_seq_params
-        pack.cos, pack.sin = rotary_factors(
-            pack.positions,
-            self.rope_speeds,
-            self.config.kv_channels,
-            in_pairs=self.config.rotary_interleaved,
-        )
+        pack.angles = self._angles(pack, self.speeds)
+        if self.window_speeds is not None:
+            pack.window_angles = self._angles(pack, self.window_speeds)
         return super().forward(*args, packed_seq_params=pack, **kwargs)
+
+    def _angles(self, pack: Pack, speeds: Tensor) -> Angles:
+        in_pairs = self.config.rotary_interleaved
+        return rotary_factors(pack.positions, speeds, self.config.kv_channels, in_pairs=in_pairs)
 
     def _postprocess(  # pyrefly: ignore[bad-override]
         self, hidden_states: Tensor, *_: Any, packed_seq_params: Pack, **__: Any
@@ -62,6 +79,10 @@ class PackedModel(GPTModel):
                 hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
         return hidden_states.squeeze(1).index_select(0, packed_seq_params.rows)
+
+
+def _speeds(rope: Rope, shape: ModelShape) -> Tensor:
+    return torch.tensor(rope.inverse_frequencies(shape.head_dim), device=device.device())
 
 
 class PolicyModel(PackedModel):
@@ -153,8 +174,9 @@ def transformer_config(
         "layernorm_epsilon": shape.norm_eps,
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
-        "activation_func": F.silu,
+        "activation_func": _ACTIVATIONS[shape.family.activation],
         "add_bias_linear": False,
+        **_of_window(shape),
         **_of_experts(shape, options),
         **shape.family.megatron,
         "attention_dropout": 0.0,
@@ -186,6 +208,17 @@ def transformer_config(
     return filled(TransformerConfig, options, **fields)
 
 
+def _of_window(shape: ModelShape) -> dict[str, Any]:
+    """Megatron's fields of layers with a sliding window."""
+    window = shape.window
+    if window is None:
+        return {}
+    return {
+        "window_size": (window.size - 1, 0),
+        "window_attn_skip_freq": [int(n in window.layers) for n in range(shape.num_layers)],
+    }
+
+
 def _of_experts(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron's fields of a mixture of experts; a family adds how it routes."""
     mixture = shape.mixture
@@ -215,10 +248,9 @@ def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) ->
         for number in numbers
     ]
     norm: Any = RMSNorm
-    speeds = shape.rope.inverse_frequencies(shape.head_dim)
     with device.cuda_means_cpu():
         model = kind(
-            torch.tensor(speeds, device=device.device()),
+            shape,
             config=config,
             transformer_layer_spec=TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm),
             vocab_size=shape.vocab,

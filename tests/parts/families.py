@@ -26,6 +26,8 @@ class Example:
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     experts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """fields of a mixture of experts, also for tiny models of other sizes"""
+    windows: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """fields of layers with a sliding window, also for tiny models of other sizes"""
 
 
 # A layer of `SIZES`: queries 32 x 32, keys and values 2 x 16 x 32, output 32 x 32, feed-forward
@@ -44,6 +46,20 @@ EXAMPLES = {
     "qwen2": Example(_LLAMA),
     "qwen3": Example(_WIDE, {"head_dim": 16}),
     "glm4": Example(_WIDE, {"head_dim": 16}),
+    "gemma3_text": Example(
+        _WIDE,
+        {"query_pre_attn_scalar": 24},
+        windows={
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 2000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
     # Qwen3's attention has 6144 weights a layer. A token passes the router, 4 x 32, and two experts
     # of 3 x 32 x 24: 4736.
     "qwen3_moe": Example(
@@ -78,7 +94,8 @@ EXAMPLES = {
 
 def all_fields(family: str) -> dict[str, Any]:
     """What the family's HF config needs beside `SIZES`."""
-    return {**EXAMPLES[family].config, **EXAMPLES[family].experts}
+    example = EXAMPLES[family]
+    return {**example.config, **example.experts, **example.windows}
 
 
 def hf_config(family: str, **changes: Any) -> Any:

@@ -74,7 +74,8 @@ def _config(family: str, overrides: dict[str, Any]) -> Any:
     }
     if family == "qwen3":  # which would fill in 128
         fields["head_dim"] = 32
-    fields |= EXAMPLES[family].experts if family in EXAMPLES else {}
+    if family in EXAMPLES:
+        fields |= {**EXAMPLES[family].experts, **EXAMPLES[family].windows}
     return AutoConfig.for_model(family, **(fields | overrides), dtype="float32")
 
 

@@ -28,14 +28,17 @@ def dense_flops(
     """Forward and backward of each sequence of these lengths, logits on so many of its tokens.
 
     A weight costs 6 FLOPs a token (2 forward, 4 backward); causal attention 6 x heads x head size
-    x length squared a layer, which already counts only the lower triangle. No recomputation.
+    x length squared a layer, which already counts only the lower triangle: of a layer with a window
+    less the square of what is longer than that. No recomputation.
     """
     # Floats: the squares of long sequences times a large model's sizes pass 2**63.
     tokens, rows = lengths.astype("float64"), num_logit_rows.astype("float64")
     outputs = 1 if shape.has_value_head else shape.vocab
     weights = shape.num_matmul_params * tokens + shape.hidden * outputs * rows
-    attention = shape.num_layers * shape.heads * shape.head_dim * tokens**2
-    return 6.0 * (weights + attention)
+    seen = shape.num_layers * tokens**2
+    if shape.window is not None:
+        seen -= len(shape.window.layers) * (tokens - shape.window.size).clip(min=0) ** 2
+    return 6.0 * (weights + shape.heads * shape.head_dim * seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,22 @@ class Family:
     does"""
     megatron: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """fields of Megatron's TransformerConfig that differ from those of a plain dense decoder"""
+    activation: str = "silu"
+    """of the gate in a feed-forward, as `engines/megatron/model.py` knows it"""
     flops: Callable[..., Any] = dense_flops
     """of sequences: `dense_flops` has the signature"""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Layers in which a token does not see all that came before it."""
+
+    size: int
+    """tokens that one sees, itself among them"""
+    layers: frozenset[int]
+    """their numbers, from 0"""
+    rope: Rope
+    """their own rotary embedding"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,10 @@ class ModelShape:
     """the experts of some or all layers; None: all layers are dense"""
     num_extra_layers: int = 0
     """layers for multi-token prediction, stored behind the others: kept as they are"""
+    window: Window | None = None
+    """None: every layer sees all tokens"""
+    embedding_scale: float = 1.0
+    """that a token's embedding is multiplied with where it enters the first layer"""
 
     @property
     def axes(self) -> Axes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,8 @@ def refuse(config: Mapping[str, Any], features: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding: its base, and Llama-3's frequency scaling where `factor` is not 1."""
+    """Rotary embedding: its base, and where `factor` is not 1 the scaling of its frequencies: that
+    of Llama 3, or the same for all of them."""
 
     theta: float
     factor: float = 1.0
@@ -86,6 +87,7 @@ class Rope:
     original_max_positions: int = 8192
     share: float = 1.0
     """of each head that is rotated: its first part"""
+    is_linear: bool = False
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
         """Half as many rotation speeds in radians a position as a head has rotated numbers, fastest
@@ -97,7 +99,7 @@ class Rope:
     def _scaled(self, speed: float) -> float:
         """Slow rotations are slowed by `factor`, fast ones kept, those between interpolated."""
         turns = self.original_max_positions * speed / (2 * math.pi)
-        if turns < self.low_freq_factor:
+        if self.is_linear or turns < self.low_freq_factor:
             return speed / self.factor
         if turns > self.high_freq_factor:
             return speed
@@ -105,11 +107,15 @@ class Rope:
         return (1 - keep) * speed / self.factor + keep * speed
 
 
-def read_rope(config: Mapping[str, Any], share: float | None = None) -> Rope:
+def read_rope(
+    config: Mapping[str, Any],
+    share: float | None = None,
+    scalings: Sequence[str] = ("llama3",),
+) -> Rope:
     """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` + `rope_scaling`.
 
     `share` of each head is rotated where the config does not say it; None: every family but those
-    that rotate a part refuses one. Raises InputError for a scaling that is not supported.
+    that rotate a part refuses one. Raises InputError for a scaling that is not among `scalings`.
     """
     stated: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
@@ -125,8 +131,11 @@ def read_rope(config: Mapping[str, Any], share: float | None = None) -> Rope:
     kind = stated.get("rope_type") or stated.get("type") or "default"
     if kind == "default":
         return Rope(theta, share=written)
-    if kind != "llama3":
-        raise InputError(f"config.json: rope type {kind!r} is not supported (default, llama3 are)")
+    if kind not in scalings:
+        known = " and ".join(("default", *scalings))
+        raise InputError(f"config.json: rope type {kind!r} is not supported, only {known}")
+    if kind == "linear":
+        return Rope(theta, factor=positive(stated, "factor", 1.0), share=written, is_linear=True)
     needed = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     for name in needed:
         if stated.get(name) is None:

@@ -29,6 +29,9 @@ from engines.megatron.parallel import Layout
 
 Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
 """one for each token"""
+Angles: TypeAlias = tuple[Tensor, Tensor]
+"""of a rotary embedding at a pack's positions: cosines [T, 1, D] and sines [T, 1, R / 2], of which
+R of each head are rotated"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,10 @@ class Pack(PackedSeqParams):
     """[1, T]"""
     positions: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[T] of each token in its sequence"""
-    cos: Tensor = None  # pyrefly: ignore[bad-assignment]
-    """[T, 1, D] of the rotary embedding at those positions; the model sets it"""
-    sin: Tensor = None  # pyrefly: ignore[bad-assignment]
-    """[T, 1, R / 2], half of what is rotated of each head"""
+    angles: Angles = None  # pyrefly: ignore[bad-assignment]
+    """the model sets them"""
+    window_angles: Angles | None = None
+    """of layers with a sliding window, in a model that has some"""
     rows: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[R] positions in the pack whose next token is trained: only they get logits"""
     labels: Tensor = None  # pyrefly: ignore[bad-assignment]
@@ -137,7 +140,7 @@ class Pack(PackedSeqParams):
     """[K] the spans' keys among the tokens of all context-parallel ranks; None without cp"""
 
     def forget_angles(self) -> None:
-        self.cos = self.sin = None  # pyrefly: ignore[bad-assignment]
+        self.angles = self.window_angles = None  # pyrefly: ignore[bad-assignment]
 
 
 def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack:

@@ -2,7 +2,7 @@
 
 The stock backend calls scaled-dot-product attention once per request and layer. Here requests are
 padded to the longest and go through one call per layer; index and mask are made once per forward
-pass and shared by all layers.
+pass and shared by all layers, or by those with a sliding window and by the others.
 
 A token's result has the same bits whatever shares its batch, is cached or was prefilled with it:
 every query is computed as a decoding one (several new tokens of a request lie side by side as
@@ -48,8 +48,10 @@ def _plan(
     pool_indices: torch.Tensor,
     seq_lens: torch.Tensor,
     prefix_lens: torch.Tensor | None,
+    window: int | None,
 ) -> _Plan:
-    """`prefix_lens` is None while decoding: the one query of a request is its last position."""
+    """`prefix_lens` is None while decoding: the one query of a request is its last position.
+    `window`: how many positions before its own a query sees; None: all."""
     longest = -(-int(seq_lens.max()) // BLOCK) * BLOCK
     # A request may fill its row of the table to the end; the block then reaches beyond it.
     columns = torch.arange(longest).clamp_(max=slots.shape[1] - 1)
@@ -67,6 +69,8 @@ def _plan(
     absent_BL = position_L >= seq_lens.unsqueeze(1)
     slots_BL = slots[pool_indices][:, columns].long().masked_fill_(absent_BL, 0)
     unseen_BQL = position_L > last_seen_BQ.unsqueeze(2)
+    if window is not None:
+        unseen_BQL |= position_L < last_seen_BQ.unsqueeze(2) - window
     mask_BQL = torch.zeros(unseen_BQL.shape).masked_fill_(unseen_BQL, float("-inf"))
     return _Plan(slots_BL, mask_BQL, rows, num_queries)
 
@@ -145,7 +149,7 @@ def _as_heads(
 def install() -> None:
     """Put the batched calls into SGLang's `torch_native` backend.
 
-    Cross attention, encoders and sliding windows keep the stock loop.
+    Cross attention and encoders keep the stock loop.
     """
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
@@ -155,7 +159,7 @@ def install() -> None:
 
     def metadata(self: Any, forward_batch: Any) -> None:
         stock_metadata(self, forward_batch)
-        self.tributary_plan = None
+        self.tributary_plans = {}
 
     def extend(
         self: Any,
@@ -175,17 +179,17 @@ def install() -> None:
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
-        if not causal or encoder_lens is not None or is_cross_attn or sliding_window_size:
+        if not causal or encoder_lens is not None or is_cross_attn:
             return stock_extend(
                 self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
                 extend_prefix_lens, extend_seq_lens, encoder_lens, scaling, enable_gqa, causal,
                 is_cross_attn, sliding_window_size,
             )  # fmt: skip
-        if self.tributary_plan is None:
-            self.tributary_plan = _plan(
-                req_to_token, req_pool_indices, seq_lens, extend_prefix_lens
+        if (plan := self.tributary_plans.get(sliding_window_size)) is None:
+            plan = self.tributary_plans[sliding_window_size] = _plan(
+                req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, sliding_window_size
             )
-        return _attend(self.tributary_plan, query, output, k_cache, v_cache, scaling)
+        return _attend(plan, query, output, k_cache, v_cache, scaling)
 
     def decode(
         self: Any,
@@ -203,14 +207,16 @@ def install() -> None:
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
-        if encoder_lens is not None or is_cross_attn or sliding_window_size:
+        if encoder_lens is not None or is_cross_attn:
             return stock_decode(
                 self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
                 encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size,
             )  # fmt: skip
-        if self.tributary_plan is None:
-            self.tributary_plan = _plan(req_to_token, req_pool_indices, seq_lens, None)
-        return _attend(self.tributary_plan, query, output, k_cache, v_cache, scaling)
+        if (plan := self.tributary_plans.get(sliding_window_size)) is None:
+            plan = self.tributary_plans[sliding_window_size] = _plan(
+                req_to_token, req_pool_indices, seq_lens, None, sliding_window_size
+            )
+        return _attend(plan, query, output, k_cache, v_cache, scaling)
 
     TorchNativeAttnBackend.init_forward_metadata = metadata
     TorchNativeAttnBackend._run_sdpa_forward_extend = extend

@@ -10,10 +10,12 @@ from typing import Any
 
 from engines.batching import TokenSequence
 from engines.types import Sample, Status
-from tests.parts.families import SIZES, hf_config
+from tests.parts.families import EXAMPLES, SIZES, hf_config
 from tests.parts.sample_parts import sample_of
 
 VOCAB = SIZES["vocab_size"]
+WINDOWED = [name for name, example in EXAMPLES.items() if example.windows]
+"""families of which all models are tied"""
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -39,7 +41,7 @@ def make_model(name: str, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     family, changes = VARIANTS.get(name, (name, {}))
-    config = hf_config(family, **{"tie_word_embeddings": family == "qwen3"} | changes)
+    config = hf_config(family, **{"tie_word_embeddings": family in ("qwen3", *WINDOWED)} | changes)
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():

@@ -10,7 +10,13 @@ import pytest
 
 from engines.algorithms.spec import Algorithm
 from engines.step_inputs import StepInputs
-from tests.integration.megatron.megatron_models import make_model, samples, sequences, varied
+from tests.integration.megatron.megatron_models import (
+    WINDOWED,
+    make_model,
+    samples,
+    sequences,
+    varied,
+)
 from tests.integration.megatron.megatron_ranks import (
     ALONE,
     COMBINED,
@@ -27,6 +33,7 @@ from tests.integration.megatron.megatron_ranks import (
 pytestmark = pytest.mark.integration
 
 MIXTURES = ("qwen3_moe", "glm4_moe")
+MODELS = ("qwen3", "qwen2", *MIXTURES, *(WINDOWED if EACH_LAYOUT else ()))
 WIDE = {"clip_low": 0.05, "clip_high": 0.05}
 ALGORITHMS = {
     "token_mean": Algorithm(),
@@ -77,17 +84,17 @@ def train(trainer: Any, algorithm: Algorithm, teacher: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    for name in ("qwen3", "qwen2", *MIXTURES):
+    for name in MODELS:
         make_model(name, root / name)
     varied(root / "qwen3", root / "teacher", seed=1)
-    return {name: root / name for name in ("qwen3", "qwen2", "teacher", *MIXTURES)}
+    return {name: root / name for name in (*MODELS, "teacher")}
 
 
 @pytest.fixture(scope="module")
 def alone(ranks: Ranks, folders: dict[str, Path]) -> dict[str, Any]:
     """What one process does."""
     cases = [("qwen3", how) for how in ALGORITHMS]
-    cases += [(name, "token_mean") for name in ("qwen2", *MIXTURES)]
+    cases += [(name, "token_mean") for name in MODELS if name != "qwen3"]
     return {
         f"{name} {how}": ranks.run(
             train, TrainerArgs(folders[name]), ALGORITHMS[how], folders["teacher"]
@@ -119,7 +126,12 @@ TELLING = [
 ]
 ALL = [
     *[(layout, f"qwen3 {how}", "kept") for layout in (*LAYOUTS, *COMBINED) for how in ALGORITHMS],
-    *[(layout, "qwen2 token_mean", "kept") for layout in (*LAYOUTS, *COMBINED)],
+    *[
+        (layout, f"{name} token_mean", "kept")
+        for name in ("qwen2", *WINDOWED)
+        for layout in (*LAYOUTS, *COMBINED)
+    ],
+    *[("alone", f"{name} token_mean", how) for name in WINDOWED for how in RECOMPUTE],
     *[
         (layout, f"{name} token_mean", "kept")
         for name in MIXTURES

@@ -1,4 +1,4 @@
-"""Loss masks of five families' real templates, as TRL ships them, against masks made by hand.
+"""Loss masks of six families' real templates, as TRL ships them, against masks made by hand.
 
 `[[...]]` is what is trained on.
 """
@@ -34,12 +34,14 @@ DEEPSEEK = [
         for edge in ("begin", "end")
     ),
 ]
-SPECIAL = {"qwen": QWEN, "llama": LLAMA, "glm4": GLM, "deep": DEEPSEEK}
+GEMMA = ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"]
+SPECIAL = {"qwen": QWEN, "llama": LLAMA, "glm4": GLM, "deep": DEEPSEEK, "gemma": GEMMA}
 END = {
     "qwen": "<|im_end|>",
     "llama": "<|eot_id|>",
     "glm4": "<|endoftext|>",
     "deep": "<\uff5cend▁of▁sentence\uff5c>",
+    "gemma": "<end_of_turn>",
 }
 TOOL = Tool("look", "Looks.", {"at": "string"}, ("at",))
 ASK, SAY, FOUND = Message("user", "Hi"), Message("assistant", "Yo"), Message("tool", "red")
@@ -116,6 +118,11 @@ SEEK_OVER = "<\uff5ctool▁outputs▁end\uff5c>"
          f"{BOS}{SEEK_ASK}{SEEK_TURN}[[Yo{EOS}]]{SEEK_ASK}{SEEK_TURN}[[Yo{EOS}]]"),
         ("deepseek_r1_distill", [ASK, SAY, ASK, SAY], False,
          f"{BOS}{SEEK_ASK}{SEEK_TURN}[[Yo{EOS}]]{SEEK_ASK}{SEEK_TURN}[[Yo{EOS}]]"),
+        # What the system says stands in the user's first turn.
+        ("gemma3", [Message("system", "Be."), ASK, SAY, ASK, SAY], False,
+         "<start_of_turn>user\nBe.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
+         "[[Yo<end_of_turn>]]\n<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
+         "[[Yo<end_of_turn>]]"),
         # Tools: the call and its end are trained on, what came back is not.
         ("qwen2_5", [ASK, CALL, FOUND, SAY], False,
          f"{QWEN_ASK}{QWEN_TURN}[[{QWEN_CALL}<|im_end|>]]\n{QWEN_FOUND}{QWEN_TURN}"
@@ -170,6 +177,8 @@ def test_a_mask_is_the_one_made_by_hand(
         ("deepseek_r1_distill", [ASK, THINK, ASK, THINK], True, r"messages\[1\]: .* the prefix"),
         ("qwen2_5", [ASK, THINK], True, r"messages\[1\]: .* drops the turn's thought"),
         ("llama3", [ASK, CALL, FOUND, SAY], False, r"messages\[1\]: .* the turn's tool calls"),
+        ("gemma3", [ASK, CALL, FOUND, SAY], False, r"cannot render the turns .* must alternate"),
+        ("gemma3", [ASK, THINK], True, r"messages\[1\]: .* drops the turn's thought"),
         # Its second call of a conversation lacks its header.
         ("deepseekv3", [ASK, CALL, FOUND, CALL, FOUND, SAY], False, r"messages\[3\]: .* prefix"),
         ("glm4moe_training", [ASK, THINK, ASK, THINK], True, r"messages\[1\]: .* turn's thought"),

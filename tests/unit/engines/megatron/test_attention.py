@@ -44,13 +44,15 @@ class Tensors:
         return [out.detach(), *torch.autograd.grad(out, inputs, self.upstream)]
 
 
-def one_by_one(given: Tensors, lengths: list[int]) -> Tensor:
+def one_by_one(given: Tensors, lengths: list[int], window: int | None = None) -> Tensor:
     """A loop over sequences with softmax written out, in float64."""
     heads, groups = given.query.size(1), given.key.size(1)
     pieces: list[Tensor] = []
     parts = (x.double().split(lengths) for x in (given.query, given.key, given.value))
     for query, key, value in zip(*parts, strict=True):
         seen = torch.ones(len(query), len(query)).tril().bool()
+        if window is not None:
+            seen &= ~torch.ones(len(query), len(query)).tril(-window).bool()
         key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
         scores = torch.einsum("qnd,knd->nqk", query, key) * SCALE
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -69,7 +71,7 @@ def packs(lengths: list[int], cp: int, tp: int = 1) -> list[Pack]:
     ]
 
 
-def by_packs(given: Tensors, lengths: list[int], cp: int) -> Tensor:
+def by_packs(given: Tensors, lengths: list[int], cp: int, window: int | None = None) -> Tensor:
     """What the ranks of one group compute, put where the tokens belong."""
     ranks = packs(lengths, cp)
     held = torch.cat([pack.input_ids[0] for pack in ranks])
@@ -78,7 +80,7 @@ def by_packs(given: Tensors, lengths: list[int], cp: int) -> Tensor:
     for pack in ranks:
         own = pack.input_ids[0]
         rows = own if pack.key_rows is None else held[pack.key_rows]
-        out = attend(given.query[own], given.key[rows], given.value[rows], pack, SCALE)
+        out = attend(given.query[own], given.key[rows], given.value[rows], pack, SCALE, window)
         # What pads a sequence to a multiple of 2 cp repeats its last token at a later position.
         sequence = np.searchsorted(starts, own.numpy(), side="right") - 1
         is_real = torch.from_numpy(starts[sequence]) + pack.positions == own
@@ -87,26 +89,31 @@ def by_packs(given: Tensors, lengths: list[int], cp: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "cp", "heads", "groups", "size"),
+    ("lengths", "cp", "heads", "groups", "size", "window"),
     [
-        (MIXED, 1, 4, 2, 32),
-        (MIXED, 2, 4, 2, 32),
-        (MIXED, 4, 4, 4, 16),
-        ([40, 7, 23], 1, 6, 1, 24),
-        ([40, 7, 23, 7], 2, 6, 1, 24),
-        ([1], 1, 4, 2, 64),
-        ([1, 1, 3], 2, 4, 2, 64),
-        ([700], 1, 2, 2, 128),
-        ([700], 2, 2, 1, 128),
-        ([9, 9, 9], 1, 2, 1, 96),
+        (MIXED, 1, 4, 2, 32, None),
+        (MIXED, 2, 4, 2, 32, None),
+        (MIXED, 4, 4, 4, 16, None),
+        ([40, 7, 23], 1, 6, 1, 24, None),
+        ([40, 7, 23, 7], 2, 6, 1, 24, None),
+        ([1], 1, 4, 2, 64, None),
+        ([1, 1, 3], 2, 4, 2, 64, None),
+        ([700], 1, 2, 2, 128, None),
+        ([700], 2, 2, 1, 128, None),
+        ([9, 9, 9], 1, 2, 1, 96, None),
+        (MIXED, 1, 4, 2, 32, 30),
+        (MIXED, 2, 4, 2, 32, 30),
+        (MIXED, 4, 2, 1, 16, 300),
+        ([40, 7, 23, 7], 2, 6, 1, 24, 1),
+        ([40, 7, 23], 1, 6, 1, 24, 40),
     ],
 )
 def test_a_pack_attends_like_a_loop_over_its_sequences(
-    lengths: list[int], cp: int, heads: int, groups: int, size: int
+    lengths: list[int], cp: int, heads: int, groups: int, size: int, window: int | None
 ) -> None:
     given = Tensors.drawn(sum(lengths), heads, groups, size)
-    ours = given.gradients(by_packs(given, lengths, cp))
-    theirs = given.gradients(one_by_one(given, lengths))
+    ours = given.gradients(by_packs(given, lengths, cp, window))
+    theirs = given.gradients(one_by_one(given, lengths, window))
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine - other).abs().max() < 1e-5
 
@@ -197,3 +204,5 @@ def test_the_kernel_for_a_gpu_gets_sequences_whole(monkeypatch: pytest.MonkeyPat
     known = set(inspect.signature(varlen_attn).parameters)
     assert set(taken[0]) <= known
     assert taken[0]["window_size"] == (-1, 0)
+    by_packs(given, MIXED, 1, window=30)
+    assert taken[-1]["window_size"] == (29, 0)

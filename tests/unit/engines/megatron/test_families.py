@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines.families.common.family import Family, ModelShape, dense_flops
+from engines.families.common.family import Family, ModelShape, Window, dense_flops
+from engines.families.common.model_config import Rope
 from engines.families.common.registry import (
     all_families,
     family_module,
@@ -65,7 +66,7 @@ def test_flops_are_those_worked_out_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_tensor_belongs_to_one_megatron_parameter(name: str) -> None:
-    shape = shape_of(name)
+    shape = replace(shape_of(name), is_tied=False)
     table = shape.family.tensors
     parameters = [*table.top]
     for i in range(SIZES["num_hidden_layers"]):
@@ -116,6 +117,7 @@ def test_what_no_family_can_do_is_refused(name: str, kind: str) -> None:
     ("name", "wrong", "why"),
     [
         *[(name, {"tie_word_embeddings": True}, "lm_head.weight") for name in MIXTURES],
+        ("gemma3_text", {"tie_word_embeddings": False}, "must be true"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "a layer without experts is not supported"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step must be 1"),
     ],
@@ -127,6 +129,60 @@ def test_what_sglang_would_leave_as_the_memory_was_is_refused(
     none; nothing is sent for them, and answers are NaN or noise."""
     with pytest.raises(InputError, match=why):
         model_shape({"model_type": name, **SIZES, **all_fields(name), **wrong})
+
+
+GEMMA = {
+    "model_type": "gemma3_text",
+    **SIZES,
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "sliding_window": 9,
+}
+
+
+def test_windows_of_gemma_as_hubs_write_them_and_as_transformers_writes_them() -> None:
+    """Sixth layers see all. Speeds of heads of 16: the base to the power of -1/8, and -1/8 for each
+    more; those of layers that see all are an eighth of that."""
+    hub = {"rope_theta": 256.0, "rope_local_base_freq": 16.0, "sliding_window_pattern": 6}
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    written = {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 256.0, **scaled},
+            "sliding_attention": {"rope_theta": 16.0},
+        },
+        "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+    }
+    first = model_shape({**GEMMA, **hub, "rope_scaling": scaled})
+    assert first == model_shape({**GEMMA, **written})
+    assert first.window is not None
+    assert (first.window.size, first.window.layers) == (9, frozenset({0, 1, 2, 3, 4, 6}))
+    assert first.rope.inverse_frequencies(16)[:3] == [1 / 8, 1 / 16, 1 / 32]
+    assert first.window.rope.inverse_frequencies(16)[:3] == pytest.approx([1, 0.5**0.5, 0.5])
+    plain = model_shape(GEMMA)
+    assert (plain.rope, plain.is_tied) == (Rope(1e6), True)
+    assert plain.window == replace(first.window, rope=Rope(1e4))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"final_logit_softcapping": 30.0}, "a soft cap of logits is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "a soft cap of attention scores is not supported"),
+        ({"use_bidirectional_attention": True}, "attention to later tokens"),
+        ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+        ({"layer_types": ["full_attention"]}, "layer_types of 1 layers"),
+        ({"sliding_window": None}, "sliding_window must be a positive integer"),
+        ({"sliding_window": 1}, "sliding_window 1 is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "'llama3' is not supported, only default and"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "'linear' is not supported, only default$",
+        ),
+    ],
+)
+def test_what_gemma_could_have_and_we_do_not_is_refused(wrong: dict[str, object], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        model_shape(GEMMA | wrong)
 
 
 def dense(**sizes: int) -> ModelShape:
@@ -163,6 +219,13 @@ def test_attention_of_a_long_sequence_passes_no_integer_bound() -> None:
     attention = 6 * 128 * 16384 * 10_000_000**2
     assert attention > 2**63
     assert found == pytest.approx(attention + 6 * large.num_matmul_params * 10_000_000)
+
+
+def test_of_a_window_only_what_its_tokens_see_is_counted() -> None:
+    # Three tokens, of which each sees two: 9 - 1 in place of 9, in one of the two layers.
+    window = Window(2, frozenset({1}), Rope(10000.0))
+    found = dense_flops(replace(dense(), window=window), np.array([3, 1]), np.array([2, 0]))
+    assert found.tolist() == [6 * (864 + 80 + 2 * 2 * (9 + 8)), 6 * (288 + 2 * 2 * 2)]
 
 
 def test_a_family_may_count_its_own_flops() -> None:

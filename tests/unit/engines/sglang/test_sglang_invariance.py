@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from engines.sglang.cpu import cpu_attention
 from engines.sglang.cpu.cpu_attention import _attend, _plan
@@ -48,9 +48,16 @@ class Cache:
     """Keys and values of requests whose queries at every position are known."""
 
     def __init__(
-        self, lengths: list[int], heads: int, groups: int, width: int, dtype: torch.dtype
+        self,
+        lengths: list[int],
+        heads: int,
+        groups: int,
+        width: int,
+        dtype: torch.dtype,
+        window: int | None,
     ) -> None:
         torch.manual_seed(1)
+        self.window = window
         self.longest = max(lengths)
         self.table = torch.randperm(len(lengths) * self.longest).view(len(lengths), -1)
         self.keys = torch.randn(self.table.numel(), groups, width).to(dtype)
@@ -61,26 +68,35 @@ class Cache:
         """Of each request the tokens from `new[i][0]` to `new[i][1]`; [all new tokens, H, D]."""
         starts = torch.tensor([start for start, _ in new])
         stops = torch.tensor([stop for _, stop in new])
-        plan = _plan(self.table, torch.tensor(requests), stops, None if decode else starts)
+        before = None if decode else starts
+        plan = _plan(self.table, torch.tensor(requests), stops, before, self.window)
         query = torch.cat([self.queries[r, a:b] for r, (a, b) in zip(requests, new, strict=True)])
         return _attend(plan, query, torch.empty_like(query), self.keys, self.values, None)
 
 
 @both_types
 @pytest.mark.parametrize(
-    ("heads", "groups", "width", "longest"), [(4, 2, 16, 600), (4, 2, 32, 257), (14, 2, 64, 257)]
+    ("heads", "groups", "width", "longest", "window"),
+    [
+        (4, 2, 16, 600, None),
+        (4, 2, 32, 257, None),
+        (14, 2, 64, 257, None),
+        (4, 2, 16, 90, 0),
+        (4, 1, 32, 90, 20),
+    ],
 )
 def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
     heads: int,
     groups: int,
     width: int,
     longest: int,
+    window: int | None,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu_attention, "_rooms", {})
     lengths = [n for n in (1, 7, 16, 33, 90, 257, 600) if n <= longest]
-    cache = Cache(lengths, heads, groups, width, dtype)
+    cache = Cache(lengths, heads, groups, width, dtype, window)
     everyone = list(range(len(lengths)))
     alone = [
         torch.cat([cache.attend([r], [(p, p + 1)], decode=True) for p in range(n)])
@@ -95,6 +111,14 @@ def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
         later = cache.attend(everyone, rest, decode=False)
         parts = [a[start:] for a, (start, _) in zip(alone, rest, strict=True)]
         assert torch.equal(later, torch.cat(parts))
+    for request, query in ((3, 32), (2, 15)):
+        first = 0 if window is None else max(0, query - window)
+        slots = cache.table[request, first : query + 1]
+        seen = [x[slots].transpose(0, 1)[None].float() for x in (cache.keys, cache.values)]
+        asked = cache.queries[request, query][None, :, None].float()
+        expected = scaled_dot_product_attention(asked, *seen, enable_gqa=True)[0, :, 0]
+        near = 1e-5 if dtype is torch.float32 else 0.02
+        assert torch.allclose(alone[request][query].float(), expected, atol=near)
     monkeypatch.setattr(cpu_attention, "_MASK_ENTRIES", 1)  # every query in a call of its own
     assert torch.equal(cache.attend([4], [(0, 90)], decode=False), alone[4])
 

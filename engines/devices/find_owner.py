@@ -111,7 +111,7 @@ def _own_name() -> str:
     """Of the owner that runs the code that this process runs."""
     parts = [part.partition(":")[0] for part in KINDS.values()]
     # Found by name at run time, so no file imports them.
-    found = [*family_modules(), "engines.sglang.models.families"]
+    found = [*family_modules(), "engines.sglang.models.families", "engines.sglang.models.gemma3"]
     return _PREFIX + running_code([__name__, *parts, *found])[:10]
 
 

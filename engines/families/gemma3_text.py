@@ -113,7 +113,7 @@ FAMILY = Family(
             **dense.DOWN,
         },
     ),
-    sglang="sglang.srt.models.gemma3_causal:Gemma3ForCausalLM",
+    sglang="engines.sglang.models.gemma3:Gemma3ForCausalLM",
     megatron={"qk_layernorm": True, "layernorm_zero_centered_gamma": True},
     activation=_ACTIVATION,
 )

@@ -23,6 +23,7 @@ _WEIGHTS = "servers take whole weights in the model's own type from the trainer"
 _REQUESTS = "every request says itself how it is sampled, and no other rule may stand beside that"
 _EXPERTS = "no test shows experts that a server divides in another way than by its tp"
 _OTHER_LAYERS = "it is of layers that no family that can be trained has"
+_WINDOWS = "the model's class decides how the cache of layers with a sliding window is held"
 _PLACES = "the fleet chooses ports, devices and hosts"
 _CPU = "the fleet chooses the device by what the host has"
 _REFUSED: dict[str, tuple[str, ...]] = {
@@ -58,9 +59,10 @@ _REFUSED: dict[str, tuple[str, ...]] = {
         "enable_two_batch_overlap",
     ),
     _OTHER_LAYERS: (
-        *("*mamba*", "linear_*", "*linear_replayssm*", "*swa*", "dsa_*", "*mla*", "*hisparse*"),
+        *("*mamba*", "linear_*", "*linear_replayssm*", "dsa_*", "*mla*", "*hisparse*"),
         *("qsa_*", "*indexer*"),
     ),
+    _WINDOWS: ("*swa*",),
     _PLACES: ("base_gpu_id", "gpu_id_step", "nccl_port", "*_port", "use_ray", "nnodes", "pp_*"),
     _CPU: ("device",),
     "the fleet names it": ("served_model_name",),

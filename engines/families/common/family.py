@@ -55,7 +55,7 @@ class Family:
     tensors: TensorTable
     """its Megatron parameters also say which norms a layer has (`engines/megatron/layers.py`)"""
     sglang: str
-    """`module:attribute` of SGLang's class"""
+    """`module:attribute` of SGLang's class, or of ours that is derived from it"""
     sglang_dense: str | None = None
     """`module:attribute` of its trunk, if `engines/sglang/cpu/row_invariant.py` computes what it
     does"""

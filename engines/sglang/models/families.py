@@ -1,4 +1,4 @@
-"""SGLang's own class of each family, under the name that its hook looks for."""
+"""SGLang's class of each family, under the name that its hook looks for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Our forward pass of a dense model against SGLang's own operations, and a choice of experts alone
-against one among others, to the last bit."""
+against one among others, to the last bit. Gemma's embeddings in bf16 against transformers'."""
 
 from __future__ import annotations
 
@@ -91,6 +91,16 @@ together = routed(logits, logits, bias, 2, True, 1, 1, 0, 1.5)
 alone = zip(*[routed(one, one, bias, 2, True, 1, 1, 0, 1.5) for one in logits.split(1)])
 for whole, parts in zip(together, alone):
     assert torch.equal(whole, torch.cat(parts)), "the choice of experts"
+
+from engines.sglang.models.gemma3 import gemma3_causal, round_scale
+from transformers.models.gemma3 import modeling_gemma3
+torch.set_default_dtype(torch.bfloat16)
+ours, theirs = (file.Gemma3TextScaledWordEmbedding(50, 1152, 0, embed_scale=1152**0.5)
+                for file in (gemma3_causal, modeling_gemma3))
+ours.weight = theirs.weight
+assert not torch.equal(ours(ids), theirs(ids)), "SGLang rounds the scale itself"
+round_scale(ours)
+assert torch.equal(ours(ids), theirs(ids)), "embeddings of Gemma 3"
 print("equal")
 """
 

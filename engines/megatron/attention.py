@@ -110,7 +110,7 @@ def _one_block(
     window: int | None,
 ) -> Tensor:
     if window is not None and window < block.keys:
-        mask: Any = _within_window(block, window, query.device)
+        mask: Any = _beyond_window(block.queries, block.keys, window, query.dtype, query.device)
     else:
         mask = None if block.is_square else causal_lower_right(block.queries, block.keys)
     # Padding comes after a sequence's end: no token before it sees it.
@@ -127,12 +127,16 @@ def _one_block(
     return flat if slots is None else flat.index_select(0, slots)
 
 
-def _within_window(block: Block, window: int, place: torch.device) -> Tensor:
-    """[queries, keys]: whether a token sees a key that is so many places before it. Queries are the
-    last of the keys' tokens."""
-    key = torch.arange(block.keys, device=place)
-    before = key[block.keys - block.queries :, None] - key
-    return (before >= 0) & (before < window)
+@functools.lru_cache(maxsize=4)
+def _beyond_window(
+    queries: int, keys: int, window: int, dtype: torch.dtype, place: torch.device
+) -> Tensor:
+    """[queries, keys]: -inf where a token does not see a key, else 0. Queries are the last of the
+    keys' tokens. All layers share one, which they keep until their backward passes."""
+    key = torch.arange(keys, device=place)
+    before = key[keys - queries :, None] - key
+    unseen = (before < 0) | (before >= window)
+    return torch.zeros(unseen.shape, dtype=dtype, device=place).masked_fill_(unseen, -torch.inf)
 
 
 def _by_span(x_TND: Tensor, count: int, longest: int, slots: Tensor | None) -> Tensor:

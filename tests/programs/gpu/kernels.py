@@ -28,6 +28,8 @@ LONG_TAIL = {
     "cpu": ([20] * 4 + [300] + [33] * 4, 4, 2, 32),
 }
 """lengths, heads, KV heads, head size"""
+WINDOW = 100
+"""tokens that one sees"""
 FUSED: tuple[KernelChoice, KernelChoice] = ("plain", "auto" if has_cuda() else "fused")
 """a GPU may lack one of the fused kernels, and is measured with the others"""
 GB = 1e9
@@ -156,7 +158,7 @@ def _there_and_back(path: Callable[[Tensor], Tensor], given: Tensor) -> tuple[fl
 
 def packed_attention() -> list[Row]:
     """The attention that this device takes for a long-tailed pack, there and back, against the one
-    that goes by block, in fp32."""
+    that goes by block, in fp32; then within a sliding window."""
     place = device.device()
     lengths, heads, groups, size = LONG_TAIL[place.type]
     tokens = torch.arange(sum(lengths)).split(lengths)
@@ -167,27 +169,32 @@ def packed_attention() -> list[Row]:
         torch.randn(sum(lengths), n, size, device=place) for n in (heads, groups, groups, heads)
     ]
     dtype = torch.bfloat16 if has_cuda() else torch.float32
-    found = [_attended(attend, pack, [x.to(dtype) for x in drawn])]
-    found += [_attended(_by_block, pack, [x.to(dtype).float() for x in drawn])]
-    apart = max(
-        float((a.float() - b).abs().max()) / float(b.abs().max())
-        for a, b in zip(*(values for _, values in found), strict=True)
-    )
     kernel = "varlen" if has_varlen(place, dtype, size) else "by block"
     note = f"{kernel}, {len(lengths)} sequences, longest {max(lengths)}, {heads} heads of {size}"
-    ratio = found[0][0] / found[1][0]
-    return [
-        Row("packed attention, against fp32 by block", apart, "of the largest", 0.02, True, note),
-        Row("packed attention, time against fp32 by block", ratio, "ratio", note=note),
-    ]
+    rows = list[Row]()
+    for window, name in ((None, "packed attention"), (WINDOW, "attention within a window")):
+        found = [_attended(attend, pack, [x.to(dtype) for x in drawn], window)]
+        found += [_attended(_by_block, pack, [x.to(dtype).float() for x in drawn], window)]
+        apart = max(
+            float((a.float() - b).abs().max()) / float(b.abs().max())
+            for a, b in zip(*(values for _, values in found), strict=True)
+        )
+        ratio = found[0][0] / found[1][0]
+        rows += [
+            Row(f"{name}, against fp32 by block", apart, "of the largest", 0.02, True, note),
+            Row(f"{name}, time against fp32 by block", ratio, "ratio", note=note),
+        ]
+    return rows
 
 
-def _by_block(query: Tensor, key: Tensor, value: Tensor, pack: Pack, scale: float) -> Tensor:
-    return by_block(query, key, value, pack.blocks, pack.slots, scale)
+def _by_block(
+    query: Tensor, key: Tensor, value: Tensor, pack: Pack, scale: float, window: int | None
+) -> Tensor:
+    return by_block(query, key, value, pack.blocks, pack.slots, scale, window)
 
 
 def _attended(
-    how: Callable[..., Tensor], pack: Pack, drawn: list[Tensor]
+    how: Callable[..., Tensor], pack: Pack, drawn: list[Tensor], window: int | None
 ) -> tuple[float, list[Tensor]]:
     """Seconds of the second of two passes; the output and the gradients."""
     *inputs, upstream = drawn
@@ -196,7 +203,7 @@ def _attended(
     for _ in range(2):
         _settle()
         began = time.perf_counter()
-        out = how(*inputs, pack, inputs[0].size(-1) ** -0.5)
+        out = how(*inputs, pack, inputs[0].size(-1) ** -0.5, window)
         values = [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
         _settle()
         seconds = time.perf_counter() - began

@@ -4,7 +4,6 @@ SGLang multiplies with the square root of the hidden size as it is, 33.94 of a m
 bf16 the model was trained with 34.
 """
 
-# pyright: reportUnknownMemberType=false, reportUntypedBaseClass=false
 from __future__ import annotations
 
 from typing import Any

@@ -39,6 +39,7 @@ BUILT_IN: Mapping[str, str] = {
     "functions": "curricula.functions:Functions",
     "files": "curricula.prompt_files.prompt_curriculum:Files",
     "general": "curricula.general:General",
+    "needle": "curricula.needle:Needle",
     "instructions": "curricula.instructions.instructions:Instructions",
     "verifiers": "curricula.library_tasks:Verifiers",
     "inspect": "curricula.library_tasks:Inspect",

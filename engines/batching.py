@@ -14,6 +14,7 @@ because attention costs the square of a length.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,6 +73,28 @@ def plan_micro_batches(
     plan = [_first_fit(indices, lengths, max_tokens) for indices in ranks]
     count = max(1, *map(len, plan))
     return [_in_rounds(_split(batches, count, costs), costs) for batches in plan]
+
+
+def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Best-fit decreasing: the longest first, each into the fullest bin of this size that has room.
+
+    Returns the places of each bin's lengths. Raises ValueError for a length above `size`.
+    """
+    bins: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []
+    """of bins that are not full, with their numbers: the least room first"""
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        at = bisect_left(rooms, (lengths[index], 0))
+        if at == len(rooms):
+            rooms.append((size, len(bins)))
+            bins.append([])
+        room, number = rooms.pop(at)
+        if lengths[index] > room:
+            raise ValueError(f"a length of {lengths[index]} does not fit in {size}")
+        bins[number].append(index)
+        if room > lengths[index]:
+            insort(rooms, (room - lengths[index], number))
+    return bins
 
 
 def _share_out(indices: Sequence[int], costs: Sequence[float], shares: int) -> list[list[int]]:

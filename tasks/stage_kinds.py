@@ -21,6 +21,7 @@ from tasks.base.spec import BaseSpec
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec
+from tasks.mid_training.spec import MidTrainingSpec
 from tasks.offline.spec import OfflineSpec
 from tasks.opd.spec import OpdSpec
 from tasks.preference.spec import PreferenceSpec
@@ -39,13 +40,13 @@ SPECS: dict[str, type[StageSpec]] = {
     spec.kind: spec
     for spec in (
         *(BaseSpec, AdmitSpec, ScreenSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec),
-        *(OfflineSpec, PreferenceSpec, RewardSpec),
+        *(MidTrainingSpec, OfflineSpec, PreferenceSpec, RewardSpec),
         *(EvaluateSpec, LmEvalSpec, ReplaySpec, ServedSpec),
     )
 }
 PATH_KINDS = (
     *("admit", "screen", "sft", "preference", "reward", "rl", "opd", "distill", "rollout"),
-    "offline",
+    *("offline", "mid_training"),
 )
 _KIND = re.compile(r"[a-z][a-z0-9]*")
 

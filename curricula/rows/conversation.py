@@ -32,6 +32,13 @@ class Conversation:
     """columns, and fields inside them, that say something and change nothing"""
 
 
+@dataclass(frozen=True, slots=True)
+class Document(Conversation):
+    """A row that is one text and has no messages."""
+
+    text: str = ""
+
+
 def fault_of(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     """What keeps messages from being a conversation that can be learned; empty for none."""
     for at, message in enumerate(messages):

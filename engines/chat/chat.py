@@ -39,9 +39,10 @@ class Chat:
         form = self._pieces.call_form()
         self._parser = TurnParser(ThoughtForm(*self._pieces.thought_pads()), form)
         self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, can_call=form is not None)
-        self._control = ControlTokens(
-            self.template_file, added, self._ends.ids, self._pieces.earlier()[0]
-        )
+        earlier, start = self._pieces.earlier()[0], self._pieces.template.start_text
+        self._control = ControlTokens(self.template_file, added, self._ends.ids, earlier)
+        self._start = start if earlier.startswith(start) else ""
+        """what every text begins with"""
         self._completeness = Completeness(self._pieces)
         self.stop_token_ids: tuple[int, ...] = tuple(sorted(self._ends.ids))
         """ids at which generation ends, whichever comes first"""
@@ -207,6 +208,11 @@ class Chat:
         text = self._text(messages, tools, thinking)
         self._completeness.check(messages, tools, thinking=thinking)
         return text
+
+    def document_text(self, text: str) -> TrainingText:
+        """A text that is no conversation, and begins as conversations do; a control token in it is
+        that token."""
+        return TrainingText(self._start, [(text, "")])
 
     def lists_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Whether the template writes the tools of such a conversation."""

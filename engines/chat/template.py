@@ -54,6 +54,11 @@ class ChatTemplate:
             self._callers = self._form_of_callers()
 
     @property
+    def start_text(self) -> str:
+        """Text of the folder's `bos_token`; empty where it names none."""
+        return str(self._variables.get("bos_token") or "")
+
+    @property
     def end_text(self) -> str:
         """Text of the folder's `eos_token`; empty where it names none."""
         return str(self._variables.get("eos_token") or "")

@@ -78,7 +78,7 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
     for stage in plan:
         if isinstance(stage.spec, SftSpec) and stage.spec.settings.nothink_share:
             # A random base has a template of ours, which has a switch.
-            renderer = _renderer(recipe.base) if recipe.base.random is None else None
+            renderer = renderer_of(recipe.base) if recipe.base.random is None else None
             try:
                 if renderer is not None:
                     renderer.chat.require_thinking_switch()
@@ -138,7 +138,7 @@ def _first_rows(source: RowFiles, base: BaseSettings) -> _FirstRows | str:
 def _read(kind: type[RowFiles], source_json: str, base_json: str) -> _FirstRows | str:
     source = kind.model_validate_json(source_json)
     try:
-        return _looked_at(source, _renderer(BaseSettings.model_validate_json(base_json)))
+        return _looked_at(source, renderer_of(BaseSettings.model_validate_json(base_json)))
     except (InputError, StorageError) as error:
         return str(error)
 
@@ -147,7 +147,7 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
     from infra.data_files.chunks import first_rows
     from infra.data_files.files import choices_of, find_files
 
-    files = find_files(source.files)
+    files, rendered = find_files(source.files), renderer and source.renderer(renderer)
     found = _FirstRows(choices=choices_of(files))
     found.are_all = len(files) <= _FILES
     for file in files[:_FILES]:
@@ -158,10 +158,10 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
             found.read += 1
             try:
                 said = source.conversations(rows.row(index))
-                if renderer is not None:
+                if rendered is not None:
                     for conversation in said:
-                        renderer.render(conversation)
-                    found.without_thought += any(map(renderer.lacks_thought, said))
+                        rendered.render(conversation)
+                    found.without_thought += any(map(rendered.lacks_thought, said))
                 found.layouts[said[0].layout] += 1
                 found.unread |= said[0].unread
             except BadRow as error:
@@ -170,7 +170,7 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
     return found
 
 
-def _renderer(base: BaseSettings) -> Renderer | None:
+def renderer_of(base: BaseSettings) -> Renderer | None:
     """With the base's own template; None for a base that is not on this machine or is wrong, which
     is said elsewhere."""
     from engines.chat import Chat

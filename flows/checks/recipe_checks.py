@@ -10,6 +10,7 @@ from flows.checks.engines import folder_cautions, folder_problems, value_problem
 from flows.checks.hook_checks import hook_problems
 from flows.checks.idle_settings import idle_settings
 from flows.checks.memory.fit import memory_cautions, memory_problems, size_notes
+from flows.checks.packing import length_problems, packing_notes
 from flows.checks.servers import (
     determinism_notes,
     determinism_problems,
@@ -41,6 +42,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     if not hooks:  # parts can only be tried once their files are there
         problems += findings_of(request_of(recipe, plan), again=again).problems
     problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
+    problems += length_problems(recipe, plan)
     problems += [*_resources(recipe, plan), *served_problems(recipe, plan)]
     problems += _options(recipe, plan)
     problems += [*_time_limits(plan), *memory_problems(recipe, plan)]
@@ -72,6 +74,7 @@ def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     what a resumed run promises."""
     yield from determinism_notes(recipe)
     yield from size_notes(recipe, plan)
+    yield from packing_notes(recipe, plan)
     yield from findings_of(request_of(recipe, plan)).notes
 
 

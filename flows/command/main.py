@@ -207,7 +207,7 @@ def compare(*runs: str, json: Json = False, open_: Open = False) -> int:
 def preview(
     *files: str,
     model: str,
-    kind: Literal["messages", "prompts", "pairs"] = "messages",
+    kind: Literal["messages", "prompts", "pairs", "documents"] = "messages",
     rows: int = 3,
     read: int = 1000,
     format: Literal["auto", "openai", "sharegpt"] = "auto",
@@ -226,7 +226,8 @@ def preview(
         files: JSONL, JSON, CSV or Parquet files, or folders of them: paths, patterns or URLs.
         model: An HF folder, ORG/NAME of a hub, a GGUF file, a digest (or its beginning), or a stage
             (of the latest run, or RUN/STAGE).
-        kind: What a row is: a conversation, a prompt with a reference, or a preference pair.
+        kind: What a row is: a conversation, a prompt with a reference, a preference pair, or one
+            text.
         rows: How many rows to show.
         read: How many rows to read and count.
         format: How a row holds its messages; auto: what they look like.

@@ -81,6 +81,7 @@ OURS = {
     "browsing": _BuiltIn("agent-answer", max_turns=8, max_new_tokens=256),
     "functions": _BuiltIn("function-calls", max_turns=6, max_new_tokens=256),
     "general": _BuiltIn("constraints"),
+    "needle": _BuiltIn("exact", max_new_tokens=16),
     "instructions": _BuiltIn("constraints", max_new_tokens=512),
     "reasoning-gym": _BuiltIn("reasoning-gym", max_new_tokens=512),
 }

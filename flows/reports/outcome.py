@@ -25,7 +25,13 @@ from tasks.evaluate.score_statistics import judged_in_both, verdicts
 from tasks.evaluate.score_statistics import mean as mean_of
 from tasks.evaluate.spec import NOTHINK
 
-_METHODS = {"rl": "RL", "sft": "SFT", "opd": "on-policy distillation", "preference": "preferences"}
+_METHODS = {
+    "rl": "RL",
+    "sft": "SFT",
+    "opd": "on-policy distillation",
+    "preference": "preferences",
+    "mid_training": "mid-training",
+}
 """how a headline names kinds of stages"""
 
 

@@ -256,7 +256,9 @@ def _sequences(metrics: Mapping[str, float]) -> list[Count]:
             if name.startswith("bad_rows_")
         }
         good = Count("read and used", read - sum(bad.values()), read, True)
-        return [good, *(Count(f"bad: {k}", n, read) for k, n in _by_size(bad))]
+        long = int(metrics.get("documents_cut", 0))
+        cut = [Count("of them longer than a sequence and cut", long, read, True)] if long else []
+        return [good, *cut, *(Count(f"bad: {k}", n, read) for k, n in _by_size(bad))]
     packed, *rest = (int(metrics.get(name, 0)) for name in _SFT)
     if not packed:
         return []

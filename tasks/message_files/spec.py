@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveFloat
 
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation
 from infra.config import RESULT_NEUTRAL, Config
+
+if TYPE_CHECKING:
+    from tasks.message_files.render_rows import Renderer
 
 
 class RowFiles(Config):
@@ -27,6 +30,10 @@ class RowFiles(Config):
     def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:
         """What a row says. Raises BadRow."""
         raise NotImplementedError
+
+    def renderer(self, of_model: Renderer) -> Renderer:
+        """What makes tokens of its rows, for a model whose conversations another renders."""
+        return of_model
 
 
 class MessageFiles(RowFiles):

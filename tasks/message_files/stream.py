@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.rows.conversation import Conversation
-from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
@@ -157,7 +156,7 @@ class MessageStream:
 
     def _conversation(self, rows: Rows, index: int) -> Conversation | BadRow:
         try:
-            read = read_row(rows.row(index), self._source.columns, self._source.format)
+            read = self._source.conversations(rows.row(index))[0]
         except BadRow as error:
             return error
         return self._contaminated(read) or read
@@ -283,8 +282,9 @@ class MixedStream:
         self.streams: list[MessageStream] = []
         for number, source in enumerate(sources):
             try:
+                rendered = source.renderer(renderer)
                 stream = MessageStream(
-                    source, renderer, f"{seed}/{number}", scratch, held_out, nothink_share
+                    source, rendered, f"{seed}/{number}", scratch, held_out, nothink_share
                 )
             except InputError as error:
                 raise InputError(f"data.{number}.{error}") from error
@@ -293,10 +293,21 @@ class MixedStream:
 
     def take(self) -> TokenSequence:
         """The next one. Raises what its source's stream raises."""
-        after = [(t + 1) / w for t, w in zip(self._taken, self._weights, strict=True)]
-        chosen = after.index(min(after))
+        chosen = self._furthest_behind()
         self._taken[chosen] += 1
         return self.streams[chosen].take()
+
+    def take_by_tokens(self) -> tuple[int, TokenSequence]:
+        """The next one with the number of its source, where weights are of tokens: no source is
+        ever further ahead of its share than its last sequence is long."""
+        chosen = self._furthest_behind()
+        sequence = self.streams[chosen].take()
+        self._taken[chosen] += len(sequence.tokens)
+        return chosen, sequence
+
+    def _furthest_behind(self) -> int:
+        after = [(t + 1) / w for t, w in zip(self._taken, self._weights, strict=True)]
+        return after.index(min(after))
 
     @property
     def position(self) -> dict[str, Any]:

@@ -40,12 +40,13 @@ from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.references import answer_texts
 from tasks.message_files.render_rows import Renderer
 from tasks.message_files.stream import RowCounts
+from tasks.mid_training.spec import TextFiles
 
 TRAINED, READ = "bold green", "dim"
 S = TypeVar("S", bound=Config)
 
 
-RowKind: TypeAlias = Literal["messages", "prompts", "pairs"]
+RowKind: TypeAlias = Literal["messages", "prompts", "pairs", "documents"]
 Shown: TypeAlias = tuple[str, TokenSequence]
 """where it is and what it is, and its tokens"""
 Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Prompt | Judged | Conversation, list[Shown]]]
@@ -157,6 +158,10 @@ class ReadAs:
             if value:
                 option = f"--{name.removeprefix('reference_')}"
                 raise InputError(f"{option} {value!r}: is for prompts; write --kind prompts too")
+        if self.kind == "documents":
+            source = _settings(TextFiles, {"files": ["-"], "format": self.layout, **named})
+            rendered = source.renderer(renderer)
+            return lambda row: _conversation(source.conversations(row)[0], rendered)
         if self.kind == "pairs":
             pair_columns = _settings(PairColumns, named)
             return lambda row: _judged(read_judged(row, pair_columns, self.layout), renderer)

@@ -21,7 +21,12 @@ from rewards.rubric import Rubric, Term
 
 pytestmark = pytest.mark.unit
 
-VERIFIERS = {"reasoning": "math", "agent": "agent-answer", "general": "constraints"}
+VERIFIERS = {
+    "reasoning": "math",
+    "agent": "agent-answer",
+    "general": "constraints",
+    "needle": "exact",
+}
 LEVELS = ["easy", "medium", "hard"]
 SPLIT_SIZES = {"sft": 2000, "rl": 4000, "distill": 2000, "heldout": 128}
 
@@ -112,6 +117,22 @@ def test_noise_slips_in_its_share_of_demonstrations_and_changes_no_problem(name)
     assert 0.22 < changed < 0.34
 
 
+async def test_a_needle_is_in_its_third_of_the_text_and_only_its_code_is_right():
+    for level, others in (("easy", 0), ("medium", 0), ("hard", 8)):
+        for shown in build("needle", {"levels": [level], "words": 300}).demonstrations(30, seed=0):
+            text, _, question = shown.problem.messages[0].content.partition("\n")
+            name = re.fullmatch(r"What is the code of (\w+)\? Say the code alone\.", question)[1]
+            before, after = text.split(f"the code of {name} is {shown.turns[0].content}.")
+            assert len(re.sub(r"the code of \w+ is \w+\.", "", before + after).split()) == 300
+            assert text.count("the code of") == others + 1
+            third = len(before) / len(before + after) * 3
+            wanted = ["begin", "middle", "end"].index(shown.problem.metadata["family"])
+            assert wanted - 0.3 < third < wanted + 1.3
+            wrong = Message("assistant", "7" + shown.turns[0].content)
+            assert await _outcome(shown.problem, shown.turns) == 1.0
+            assert await _outcome(shown.problem, [wrong]) == 0.0
+
+
 def test_a_slip_touches_one_token_and_never_the_box_or_a_tool_name():
     for shown in build("reasoning", {"noise": 1.0}).demonstrations(300, seed=0):
         assert re.fullmatch(r"\\boxed\{.*\}", shown.turns[0].content)
@@ -193,6 +214,7 @@ def test_names_and_words_are_distinct_single_words():
         ("reasoning", {"levels": ["easy", "easy"]}, "twice"),
         ("reasoning", {"noise": 3}, "`noise`"),
         ("reasoning", {"thinking": "yes"}, "'thinking' takes bool, got 'yes'"),
+        ("needle", {"words": 0}, "`words` must be a whole number"),
         ("agent", {"max_calls": 0}, "`max_calls`"),
         ("agent", {"sandbox": "none"}, "`sandbox`"),
         ("agent", {"thinking": True}, "no option 'thinking'"),

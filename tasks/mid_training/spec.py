@@ -1,0 +1,148 @@
+"""Settings and spec of `mid_training`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from curricula.rows.columns import Columns
+from curricula.rows.conversation import Conversation
+from engines.megatron.spec import Optimizer, Role, TrainerSettings
+from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, require_comparable
+from tasks.message_files.spec import MessageFiles
+from tasks.path_context import Place
+from tasks.stage import StageSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tasks.message_files.render_rows import Renderer
+    from tasks.mid_training.packed_stream import PackedStream
+
+Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
+
+
+class TextFiles(MessageFiles):
+    """One source of texts: documents, or conversations and agents' trajectories, written by the
+    model's chat template."""
+
+    text: str | None = "text"
+    """column that holds a row's document; null: rows are conversations, which `format` and
+    `columns` say how to read"""
+    roles: list[Speaker] | None = Field(default=None, min_length=1)
+    """whose messages of conversations the loss is taken on, the assistant's among them; null: every
+    token, as of documents"""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """share of the tokens, relative to the weights of the other sources"""
+
+    @model_validator(mode="after")
+    def _settings_of_its_rows(self) -> Self:
+        if self.text is None:
+            if self.roles is not None and "assistant" not in self.roles:
+                raise ValueError(
+                    "roles: lacks `assistant`, whose turn ends a conversation; add it, or leave"
+                    " `roles` out to train on every token"
+                )
+            return self
+        if not self.text.strip():
+            raise ValueError("text: names no column; write one, or null for conversations")
+        for name, is_written in (
+            ("roles", self.roles is not None),
+            ("columns", self.columns != Columns()),
+            ("format", self.format != "auto"),
+        ):
+            if is_written:
+                raise ValueError(
+                    f"{name}: is of conversations, and these rows are documents; leave it out, or"
+                    " write `text: null`"
+                )
+        return self
+
+    def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:
+        from tasks.mid_training.texts import read_document
+
+        return super().conversations(row) if self.text is None else [read_document(row, self.text)]
+
+    def renderer(self, of_model: Renderer) -> Renderer:
+        from tasks.mid_training.texts import TextRenderer
+
+        return TextRenderer(of_model.chat, self.roles)
+
+
+class MidTrainingSettings(Config):
+    steps: Steps
+    sequence_length: Annotated[int, Field(ge=2)] = 4096
+    """tokens of a packed sequence: documents are laid end to end in it, and do not see each other.
+    A longer document is cut into pieces of this length, and no other is cut"""
+    batch_size: PerStep = 16
+    """packed sequences per optimizer step"""
+    optimizer: Optimizer
+    trainer: TrainerSettings = TrainerSettings()
+    data: list[TextFiles] = Field(min_length=1)
+    """your own files: one source, or a list of them that are mixed by their weights"""
+    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
+    """steps"""
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_source_is_a_list(cls, data: Any) -> Any:
+        return [data] if isinstance(data, dict | TextFiles) else data
+
+    @field_validator("data")
+    @classmethod
+    def _weights_are_comparable(cls, data: list[TextFiles]) -> list[TextFiles]:
+        require_comparable(source.weight for source in data)
+        return data
+
+    def length_fault(self, positions: int) -> str:
+        """What is wrong with such sequences for a model of so many positions; empty for nothing."""
+        if self.sequence_length <= positions:
+            return ""
+        return (
+            f"sequence_length: {self.sequence_length} is more than the {positions} positions that"
+            " the model has; lower it"
+        )
+
+    def packed(self, renderer: Renderer, seed: int, scratch: Path) -> PackedStream:
+        """Its files as sequences. Raises InputError for files without a row, and what opening them
+        raises."""
+        from tasks.mid_training.packed_stream import PackedStream
+
+        return PackedStream(self.data, renderer, seed, scratch, self.sequence_length)
+
+    @property
+    def step_tokens(self) -> int:
+        """Most of one optimizer step."""
+        return self.batch_size * self.sequence_length
+
+
+class MidTrainingSpec(StageSpec):
+    """Input: `model`."""
+
+    kind: ClassVar[str] = "mid_training"
+    makes = "model"
+    settings: MidTrainingSettings
+
+    @classmethod
+    def in_path(
+        cls, settings: MidTrainingSettings, place: Place
+    ) -> tuple[MidTrainingSpec, dict[str, str]]:
+        return cls(seed=place.seed, settings=settings), {"model": place.model}
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        yield "optimizer", self.settings.optimizer, self.settings.steps
+
+    @property
+    def message_files(self) -> Sequence[TextFiles]:
+        return self.settings.data
+
+    @property
+    def trained_roles(self) -> tuple[Role, ...]:
+        return ("sft",)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        return self.settings.trainer

@@ -44,7 +44,7 @@ class PackedModel(GPTModel):
 
     def __init__(self, shape: ModelShape, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
-        self.speeds = _speeds(shape.rope, shape)
+        self.speeds, self.rope_scale = _speeds(shape.rope, shape), shape.rope.scale
         self.window_speeds = _speeds(shape.window.rope, shape) if shape.window else None
         # Rounded as transformers rounds it.
         scale = torch.tensor(shape.embedding_scale, dtype=self.config.params_dtype)
@@ -59,14 +59,14 @@ class PackedModel(GPTModel):
     def hidden_states(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
         """[R, H] of the pack's trained rows on the last stage; [T, 1, H] on other stages."""
         pack = packed_seq_params
-        pack.angles = self._angles(pack, self.speeds)
+        pack.angles = self._angles(pack, self.speeds, self.rope_scale)
         if self.window_speeds is not None:
             pack.window_angles = self._angles(pack, self.window_speeds)
         return super().forward(*args, packed_seq_params=pack, **kwargs)
 
-    def _angles(self, pack: Pack, speeds: Tensor) -> Angles:
-        in_pairs = self.config.rotary_interleaved
-        return rotary_factors(pack.positions, speeds, self.config.kv_channels, in_pairs=in_pairs)
+    def _angles(self, pack: Pack, speeds: Tensor, scale: float = 1.0) -> Angles:
+        in_pairs, width = self.config.rotary_interleaved, self.config.kv_channels
+        return rotary_factors(pack.positions, speeds, width, scale=scale, in_pairs=in_pairs)
 
     def _postprocess(  # pyrefly: ignore[bad-override]
         self, hidden_states: Tensor, *_: Any, packed_seq_params: Pack, **__: Any

@@ -17,18 +17,24 @@ from engines.megatron import kernels
 
 
 def rotary_factors(
-    positions_T: Tensor, speeds: Tensor, head_dim: int | None = None, *, in_pairs: bool = False
+    positions_T: Tensor,
+    speeds: Tensor,
+    head_dim: int | None = None,
+    *,
+    scale: float = 1.0,
+    in_pairs: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines [T, 1, D] and sines [T, 1, R / 2], float32, for `speeds` [R / 2] in radians.
+    """Cosines [T, 1, D] and sines [T, 1, R / 2] times `scale`, float32, for `speeds` [R / 2] in
+    radians.
 
     R of the D numbers of a head of `head_dim` are rotated, the first ones; None: all of them.
     """
     angles = positions_T[:, None, None].float() * speeds
-    cos = angles.cos()
+    cos = angles.cos() * scale
     kept = (head_dim or 0) - 2 * len(speeds)
     ones = [cos.new_ones(len(cos), 1, kept)] if kept > 0 else []
     turned = [cos.repeat_interleave(2, -1)] if in_pairs else [cos, cos]
-    return torch.cat([*turned, *ones], -1), angles.sin()
+    return torch.cat([*turned, *ones], -1), angles.sin() * scale
 
 
 class Rotate(torch.autograd.Function):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from flows.checks.engines import model_config
+from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import store_at
@@ -84,8 +84,8 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
                     renderer.chat.require_thinking_switch()
             except InputError as error:
                 yield f"{stage.where}.nothink_share: {error}"
-    for where, source in _sources(plan):
-        found = _first_rows(source, recipe.base)
+    for where, source, positions in _sources(recipe, plan):
+        found = _first_rows(source, recipe.base, positions)
         if isinstance(found, str):
             yield f"{where}.{found}"
         elif not found.read:
@@ -97,8 +97,8 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
 def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Parts of folders and columns that are not read; bad rows among the first, where the stage
     may still bear them."""
-    for where, source in _sources(plan):
-        found = _first_rows(source, recipe.base)
+    for where, source, positions in _sources(recipe, plan):
+        found = _first_rows(source, recipe.base, positions)
         if isinstance(found, str):
             continue
         yield from (f"{where}.files: {choice}" for choice in found.choices)
@@ -123,22 +123,32 @@ def _is_refused(found: _FirstRows, source: RowFiles) -> bool:
     return 2 * bad > found.read or (found.are_all and bad > source.max_bad_share * found.read)
 
 
-def _sources(plan: list[PlannedStage]) -> Iterator[tuple[str, RowFiles]]:
+def _sources(
+    recipe: Recipe, plan: list[PlannedStage]
+) -> Iterator[tuple[str, RowFiles, int | None]]:
+    """Where each is named, and how many positions the model has that learns it."""
     for stage in plan:
         sources = stage.spec.message_files
+        positions = positions_of(recipe, plan, stage) if sources else None
         for number, source in enumerate(sources):
-            yield f"{stage.where}.data" + (f".{number}" if len(sources) > 1 else ""), source
+            where = f"{stage.where}.data" + (f".{number}" if len(sources) > 1 else "")
+            yield where, source, positions
 
 
-def _first_rows(source: RowFiles, base: BaseSettings) -> _FirstRows | str:
-    return _read(type(source), source.model_dump_json(), base.model_dump_json())
+def _first_rows(source: RowFiles, base: BaseSettings, positions: int | None) -> _FirstRows | str:
+    return _read(type(source), source.model_dump_json(), base.model_dump_json(), positions)
 
 
 @cache  # problems and cautions ask for the same
-def _read(kind: type[RowFiles], source_json: str, base_json: str) -> _FirstRows | str:
-    source = kind.model_validate_json(source_json)
+def _read(
+    kind: type[RowFiles], source_json: str, base_json: str, positions: int | None
+) -> _FirstRows | str:
+    source, base = (
+        kind.model_validate_json(source_json),
+        BaseSettings.model_validate_json(base_json),
+    )
     try:
-        return _looked_at(source, renderer_of(BaseSettings.model_validate_json(base_json)))
+        return _looked_at(source, renderer_of(base, positions))
     except (InputError, StorageError) as error:
         return str(error)
 
@@ -170,14 +180,14 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
     return found
 
 
-def renderer_of(base: BaseSettings) -> Renderer | None:
-    """With the base's own template; None for a base that is not on this machine or is wrong, which
-    is said elsewhere."""
+def renderer_of(base: BaseSettings, positions: int | None = None) -> Renderer | None:
+    """With the base's own template, for so many positions (None: its own); None for a base that is
+    not on this machine or is wrong, which is said elsewhere."""
     from engines.chat import Chat
     from tasks.message_files.render_rows import Renderer
 
     config = model_config(base) or {}
-    length = config.get("max_position_embeddings")
+    length = positions or config.get("max_position_embeddings")
     if not isinstance(length, int):
         return None
     if base.random is not None:

@@ -110,6 +110,21 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
     return hf_config(base.random)
 
 
+def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedStage) -> int | None:
+    """Positions of the models that a stage begins with, or of the one that has most; None where the
+    base's are not known."""
+    made = {each.name: each for each in plan}
+    found: list[int] = []
+    for name in stage.inputs.values():
+        given = made.get(name)
+        while given is not None and given.spec.new_positions is None:
+            given = made.get(given.inputs.get("model", ""))
+        if given is not None and given.spec.new_positions is not None:
+            found.append(given.spec.new_positions)
+    own = (model_config(recipe.base) or {}).get("max_position_embeddings")
+    return max([own, *found]) if isinstance(own, int) else None
+
+
 def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:
     """A model that any layout divides, for a base out of reach: its options can still be wrong."""
     uneven = [size for name in STAGES if isinstance(size := options.get(name), int)]
@@ -341,7 +356,6 @@ def _decays(where: str, optimizer: Optimizer) -> Iterator[str]:
 
 def _context(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
     """Answers that no context holds; how long the prompts are is seen when parts are tried."""
-    own = (model_config(recipe.base) or {}).get("max_position_embeddings")
     placed = {
         e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items() if e.domain
     }
@@ -349,7 +363,7 @@ def _context(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
         if stage.spec.fleet is None:
             continue
         where, field = "the model's context", "base: the model's context"
-        length = stage.spec.fleet.context_length or own
+        length = stage.spec.fleet.context_length or positions_of(recipe, plan, stage)
         if stage.spec.fleet.context_length is not None:
             where = field = f"{stage.where}.fleet.context_length"
         if not isinstance(length, int):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from fsspec.implementations.local import LocalFileSystem
 
 from flows.checks.data import renderer_of
-from flows.checks.engines import model_config
+from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.data_files.files import find_files
-from infra.errors import TributaryError
+from infra.errors import InputError, TributaryError
 from infra.home import home
 from tasks.mid_training.spec import MidTrainingSpec
 
@@ -26,13 +26,18 @@ _MOST = 64
 
 
 def length_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """Sequences that are longer than the base reads."""
-    positions = (model_config(recipe.base) or {}).get("max_position_embeddings")
+    """Sequences that are longer than the model reads, and positions that it cannot be given."""
     for stage in plan:
-        if not isinstance(stage.spec, MidTrainingSpec) or not isinstance(positions, int):
+        if not isinstance(stage.spec, MidTrainingSpec):
             continue
-        if fault := stage.spec.settings.length_fault(positions):
-            yield f"{stage.where}.{fault}"
+        positions, config = positions_of(recipe, plan, stage), model_config(recipe.base)
+        if positions is None or config is None:
+            continue
+        try:
+            known = {**config, "max_position_embeddings": positions}
+            stage.spec.settings.config_of(known)
+        except InputError as error:
+            yield f"{stage.where}.{error}"
 
 
 def packing_notes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:

@@ -6,16 +6,16 @@ documents of several sources, mixed by tokens -> a window of them -> best fit in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engines.families.common.model_config import read_config
-from engines.families.common.registry import model_shape
-from infra.errors import InputError
 from infra.home import home
 from infra.store.manifest import StageWarning
 from tasks.message_files.render_rows import Renderer
-from tasks.mid_training.spec import MidTrainingSpec
+from tasks.mid_training.spec import MidTrainingSettings, MidTrainingSpec
 from tasks.sft.body import train_on
 from tasks.sft.file_supply import FileSupply
 from tasks.sft.sft_record import SftRecord
@@ -34,6 +34,7 @@ async def run(spec: MidTrainingSpec, context: StageContext) -> dict[str, float]:
     """Train `inputs["model"]`; `context.out` becomes an HF folder. Raises as `sft`'s `run`."""
     settings = spec.settings
     require_inputs(context, ["model"])
+    context = _with_positions(settings, context)
     record = SftRecord(
         reporter=context.reporter,
         steps=settings.steps,
@@ -48,12 +49,26 @@ async def run(spec: MidTrainingSpec, context: StageContext) -> dict[str, float]:
     return await train_on(spec, context, record, lambda: open_texts(spec, context), steps)
 
 
+def _with_positions(settings: MidTrainingSettings, context: StageContext) -> StageContext:
+    """The context with the model as it is trained: its files, and a `config.json` of its own.
+    Raises InputError for sequences longer than the model reads, and for positions that it cannot
+    have."""
+    given = context.inputs["model"]
+    config = settings.config_of(read_config(given))
+    if settings.rope is None:
+        return context
+    folder = context.scratch / "model"
+    folder.mkdir(parents=True)
+    for path in given.iterdir():
+        if path.name != "config.json":
+            (folder / path.name).symlink_to(path.resolve())
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return replace(context, inputs={**context.inputs, "model": folder})
+
+
 def open_texts(spec: MidTrainingSpec, context: StageContext) -> PackedSupply:
-    """Raises InputError for sequences longer than the model reads, files without a row, and what
-    opening them raises."""
+    """Raises InputError for files without a row, and what opening them raises."""
     model, settings = context.inputs["model"], spec.settings
-    if fault := settings.length_fault(model_shape(read_config(model)).max_positions):
-        raise InputError(fault)
     # Beside the attempt's own folder: the next attempt need not fetch and unpack them again.
     packed = settings.packed(Renderer.of_model(model), spec.seed, home() / "cache" / "files")
     return PackedSupply(settings.batch_size, packed)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from curricula.rows.columns import Columns
 from curricula.rows.conversation import Conversation
+from engines.families.common.model_config import positive_int, with_positions
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, require_comparable
+from infra.errors import InputError
 from tasks.message_files.spec import MessageFiles
 from tasks.path_context import Place
 from tasks.stage import StageSpec
@@ -71,6 +73,30 @@ class TextFiles(MessageFiles):
         return TextRenderer(of_model.chat, self.roles)
 
 
+class RopeChange(Config):
+    """How the model gets more positions. Its `config.json` says so from then on."""
+
+    positions: PositiveInt
+    """that it has then"""
+    theta: PositiveFloat | None = Field(default=None, allow_inf_nan=False)
+    """new base of its rotary angles, larger than its own; null: its own"""
+    yarn: bool = False
+    """whether its slow rotations are stretched by YaRN, as much as the positions grow"""
+
+    @model_validator(mode="after")
+    def _says_how(self) -> Self:
+        if self.theta is None and not self.yarn:
+            raise ValueError("rope: says nothing of how; write `theta`, or `yarn: true`, or both")
+        return self
+
+    def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises InputError."""
+        try:
+            return with_positions(config, self.positions, theta=self.theta, yarn=self.yarn)
+        except InputError as error:
+            raise InputError(f"rope.{error}") from None
+
+
 class MidTrainingSettings(Config):
     steps: Steps
     sequence_length: Annotated[int, Field(ge=2)] = 4096
@@ -82,6 +108,8 @@ class MidTrainingSettings(Config):
     trainer: TrainerSettings = TrainerSettings()
     data: list[TextFiles] = Field(min_length=1)
     """your own files: one source, or a list of them that are mixed by their weights"""
+    rope: RopeChange | None = None
+    """more positions for the model, before the first step; null: those that it has"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
 
@@ -96,13 +124,17 @@ class MidTrainingSettings(Config):
         require_comparable(source.weight for source in data)
         return data
 
-    def length_fault(self, positions: int) -> str:
-        """What is wrong with such sequences for a model of so many positions; empty for nothing."""
+    def config_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of the model that this makes of one with such a `config.json`. Raises
+        InputError for more positions than it can have, and for sequences longer than these."""
+        made = dict(config) if self.rope is None else self.rope.of(config)
+        positions = positive_int(made, "max_position_embeddings")
         if self.sequence_length <= positions:
-            return ""
-        return (
+            return made
+        raise InputError(
             f"sequence_length: {self.sequence_length} is more than the {positions} positions that"
-            " the model has; lower it"
+            " the model has; lower it, or give the model more by `rope: {positions: ..., theta:"
+            " ...}` or `rope: {positions: ..., yarn: true}`"
         )
 
     def packed(self, renderer: Renderer, seed: int, scratch: Path) -> PackedStream:
@@ -134,6 +166,10 @@ class MidTrainingSpec(StageSpec):
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
         yield "optimizer", self.settings.optimizer, self.settings.steps
+
+    @property
+    def new_positions(self) -> int | None:
+        return self.settings.rope and self.settings.rope.positions
 
     @property
     def message_files(self) -> Sequence[TextFiles]:

@@ -76,9 +76,42 @@ def refuse(config: Mapping[str, Any], features: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al. 2023): speeds that turn fewer than `beta_slow` times within the positions
+    of before are divided by `factor`, those of more than `beta_fast` kept."""
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        """Factor of cosines and sines, so that attention is as sharp as before."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def speeds(self, plain: list[float], theta: float) -> list[float]:
+        """Between the two bounds, which are whole numbers of speeds, the share kept falls."""
+        most = 2 * len(plain) - 1
+        low = max(math.floor(self._place(self.beta_fast, theta, len(plain))), 0)
+        high = min(math.ceil(self._place(self.beta_slow, theta, len(plain))), most)
+        kept = [1 - min(max((i - low) / max(high - low, 1e-3), 0), 1) for i in range(len(plain))]
+        return [
+            speed * keep + speed / self.factor * (1 - keep)
+            for speed, keep in zip(plain, kept, strict=True)
+        ]
+
+    def _place(self, turns: float, theta: float, count: int) -> float:
+        """Which of the speeds turns so often within the positions of before."""
+        return (
+            count * math.log(self.original_max_positions / (2 * math.pi * turns)) / math.log(theta)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding: its base, and where `factor` is not 1 the scaling of its frequencies: that
-    of Llama 3, or the same for all of them."""
+    """Rotary embedding: its base, and YaRN, or where `factor` is not 1 another scaling of its
+    frequencies: that of Llama 3, or the same for all of them."""
 
     theta: float
     factor: float = 1.0
@@ -88,12 +121,20 @@ class Rope:
     share: float = 1.0
     """of each head that is rotated: its first part"""
     is_linear: bool = False
+    yarn: Yarn | None = None
+
+    @property
+    def scale(self) -> float:
+        """Factor of cosines and sines."""
+        return self.yarn.scale if self.yarn else 1.0
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
         """Half as many rotation speeds in radians a position as a head has rotated numbers, fastest
         first."""
         rotated = int(head_dim * self.share)
         plain = [self.theta ** (-2 * i / rotated) for i in range(rotated // 2)]
+        if self.yarn is not None:
+            return self.yarn.speeds(plain, self.theta)
         return plain if self.factor == 1.0 else [self._scaled(speed) for speed in plain]
 
     def _scaled(self, speed: float) -> float:
@@ -110,25 +151,20 @@ class Rope:
 def read_rope(
     config: Mapping[str, Any],
     share: float | None = None,
-    scalings: Sequence[str] = ("llama3",),
+    scalings: Sequence[str] = ("llama3", "yarn"),
 ) -> Rope:
     """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` + `rope_scaling`.
 
     `share` of each head is rotated where the config does not say it; None: every family but those
     that rotate a part refuses one. Raises InputError for a scaling that is not among `scalings`.
     """
-    stated: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        part = config.get(key) or {}
-        if not isinstance(part, dict):
-            raise InputError(f"config.json: {key} must be an object, got {part!r}")
-        stated |= part
+    stated = _stated_rope(config)
     theta = positive({**config, **stated}, "rope_theta", 10000.0)
     written = positive({**config, **stated}, "partial_rotary_factor", share or 1.0)
     if written > 1 or (share is None and written != 1.0):
         most = "only 1" if share is None else "at most 1"
         raise InputError(f"config.json: partial_rotary_factor {written} is not supported, {most}")
-    kind = stated.get("rope_type") or stated.get("type") or "default"
+    kind = _kind_of_rope(stated)
     if kind == "default":
         return Rope(theta, share=written)
     if kind not in scalings:
@@ -136,10 +172,20 @@ def read_rope(
         raise InputError(f"config.json: rope type {kind!r} is not supported, only {known}")
     if kind == "linear":
         return Rope(theta, factor=positive(stated, "factor", 1.0), share=written, is_linear=True)
-    needed = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    for name in needed:
+    for name in _NEEDED[kind]:
         if stated.get(name) is None:
-            raise InputError(f"config.json: rope type 'llama3' lacks {name}")
+            raise InputError(f"config.json: rope type {kind!r} lacks {name}")
+    if kind == "yarn":
+        # Engines read some of these under other names, or not at all.
+        for name in _OTHER_YARN & stated.keys():
+            raise InputError(f"config.json: {name} of rope type 'yarn' is not supported")
+        yarn = Yarn(
+            positive(stated, "factor", 1.0),
+            positive_int(stated, "original_max_position_embeddings"),
+            positive(stated, "beta_fast", 32.0),
+            positive(stated, "beta_slow", 1.0),
+        )
+        return Rope(theta, share=written, yarn=yarn)
     return Rope(
         theta,
         factor=positive(stated, "factor", 1.0),
@@ -148,3 +194,58 @@ def read_rope(
         original_max_positions=positive_int(stated, "original_max_position_embeddings"),
         share=written,
     )
+
+
+_ORIGINAL = "original_max_position_embeddings"
+_NEEDED = {
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
+    "yarn": ("factor", _ORIGINAL),
+}
+_OTHER_YARN = frozenset(
+    {"attention_factor", "attn_factor", "extrapolation_factor", "mscale", "mscale_all_dim"}
+    | {"truncate"}
+)
+
+
+def _stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    stated: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        part = config.get(key) or {}
+        if not isinstance(part, dict):
+            raise InputError(f"config.json: {key} must be an object, got {part!r}")
+        stated |= part
+    return stated
+
+
+def _kind_of_rope(stated: Mapping[str, Any]) -> Any:
+    return stated.get("rope_type") or stated.get("type") or "default"
+
+
+def with_positions(
+    config: Mapping[str, Any], positions: int, *, theta: float | None, yarn: bool
+) -> dict[str, Any]:
+    """The config of the same weights with more positions, by another base of the rotary angles, by
+    YaRN, or by both, in the config's own spelling. Raises InputError where that cannot be."""
+    had, stated = positive_int(config, "max_position_embeddings"), _stated_rope(config)
+    if positions <= had:
+        raise InputError(f"positions: {positions} is not more than the {had} that the model has")
+    if any(isinstance(each, dict) for each in stated.values()):
+        raise InputError("positions: layers of two kinds of rotary angles cannot have more")
+    kind = _kind_of_rope(stated)
+    if kind != "default" and not (yarn and kind == "yarn"):
+        raise InputError(
+            f"yarn: the model has rope type {kind!r}; only one of type 'default' can have more"
+            " positions, or one of type 'yarn' by `yarn: true`; leave `rope` out"
+        )
+    changed = {} if theta is None else {"rope_theta": theta}
+    scaling: dict[str, Any] = {}
+    if yarn:
+        original = positive_int(stated, _ORIGINAL) if kind == "yarn" else had
+        scaling = {"rope_type": "yarn", "factor": positions / original, _ORIGINAL: original}
+    made = {**config, "max_position_embeddings": positions}
+    if config.get("rope_parameters"):
+        made["rope_parameters"] = {**config["rope_parameters"], **changed, **scaling}
+        changed = changed if "rope_theta" in config else {}
+    elif scaling:
+        made["rope_scaling"] = {**(config.get("rope_scaling") or {}), **scaling}
+    return made | changed

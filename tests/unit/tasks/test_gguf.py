@@ -194,7 +194,7 @@ def _refused(file: Path) -> str:
     ("fields", "tensors", "told"),
     [
         ({"general.architecture": "olmo2"}, (), "architecture 'olmo2'; supported are llama, phi3"),
-        ({"{}.rope.scaling.type": "yarn"}, (), "rope type 'yarn' is not supported"),
+        ({"{}.rope.scaling.type": "yarn"}, (), "rope type 'yarn' lacks original_max"),
         ({"tokenizer.ggml.pre": "grok-2"}, (), "splits texts in the way 'grok-2'; known are gpt-2"),
         ({"tokenizer.ggml.model": "t5"}, (), "its tokenizer is of the kind 't5'; gpt2 and llama"),
         ({}, ("blk.0.attn_q.bias",), "holds 1 tensors that a llama of ours does not have"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from pydantic import ValidationError
 
 from engines.batching import TokenSequence, best_fit
 from engines.chat import Chat
+from engines.families.common.model_config import read_rope
 from infra.data_files.tally import BadRow
+from infra.errors import InputError
 from tasks.message_files.render_rows import Renderer
 from tasks.mid_training import packed_stream
 from tasks.mid_training.packed_stream import PackedStream, cut
-from tasks.mid_training.spec import MidTrainingSettings, TextFiles
+from tasks.mid_training.spec import MidTrainingSettings, RopeChange, TextFiles
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
@@ -221,7 +224,60 @@ def test_settings_that_nothing_could_follow_are_refused(
         MidTrainingSettings.model_validate(SETTINGS | {"data": {"files": ["a.jsonl"], **source}})
 
 
-def test_sequences_that_the_model_cannot_read_are_refused() -> None:
-    made = MidTrainingSettings.model_validate(SETTINGS | {"data": {"files": ["a.jsonl"]}})
-    assert made.length_fault(4096) == ""
-    assert "4096 is more than the 512 positions" in made.length_fault(512)
+OLD = {"rope_theta": 1e4, "max_position_embeddings": 512}
+NEW = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, **OLD}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+    ("config", "rope", "made"),
+    [
+        (OLD, {"theta": 1e6}, {"rope_theta": 1e6}),
+        (OLD, {"yarn": True}, {"rope_theta": 1e4, "rope_scaling": YARN}),
+        (
+            NEW,
+            {"theta": 1e6, "yarn": True},
+            {"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e6, **YARN}},
+        ),
+        (  # a second time: as much as from the first positions on
+            OLD | {"rope_scaling": YARN | {"factor": 2.0}, "max_position_embeddings": 1024},
+            {"yarn": True},
+            {"rope_theta": 1e4, "rope_scaling": YARN},
+        ),
+    ],
+)
+def test_more_positions_are_written_in_the_configs_own_spelling(
+    config: Mapping[str, Any], rope: Mapping[str, Any], made: Mapping[str, Any]
+) -> None:
+    written = SETTINGS | {"data": {"files": ["a"]}, "rope": {"positions": 4096, **rope}}
+    found = MidTrainingSettings.model_validate(written).config_of(config)
+    assert found == {"max_position_embeddings": 4096, **made}
+    assert read_rope(found).theta == found["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("config", "rope", "said"),
+    [
+        ({}, None, "sequence_length: 4096 is more than the 512 positions"),
+        ({}, {"positions": 512, "yarn": True}, "rope.positions: 512 is not more than the 512"),
+        ({}, {"positions": 2048, "yarn": True}, "4096 is more than the 2048 positions"),
+        (
+            {"rope_scaling": {"rope_type": "llama3"}},
+            {"positions": 4096, "yarn": True},
+            "rope.yarn: the model has rope type 'llama3'",
+        ),
+    ],
+)
+def test_sequences_that_the_model_cannot_read_are_refused(
+    config: Mapping[str, Any], rope: Any, said: str
+) -> None:
+    made = MidTrainingSettings.model_validate(
+        SETTINGS | {"data": {"files": ["a.jsonl"]}, "rope": rope}
+    )
+    with pytest.raises(InputError, match=re.escape(said)):
+        made.config_of(OLD | config)
+
+
+def test_a_rope_change_says_how() -> None:
+    with pytest.raises(ValidationError, match="write `theta`, or `yarn: true`, or both"):
+        RopeChange(positions=4096)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from engines.families.common.model_config import read_rope
 from engines.megatron import kernels, rotary
 from engines.megatron.rotary import Rotate, rotary_factors
 
@@ -36,6 +37,23 @@ def test_in_pairs_of_neighbours_and_the_rest_of_a_head_stays() -> None:
     slow = [math.cos(0.02) - 3 * math.sin(0.02), math.sin(0.02) + 3 * math.cos(0.02)]
     wanted = [math.cos(2), math.sin(2), *slow, 7, 8]
     assert out.flatten().tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("factor", [4.0, 16.0])
+def test_yarn_has_the_speeds_and_the_scale_of_transformers(factor: float) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 2048}
+    parameters["rope_theta"] = 1e5
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, rope_parameters=parameters)
+    speeds, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    rope = read_rope({"rope_parameters": parameters})
+    assert rope.inverse_frequencies(64) == pytest.approx(speeds.tolist(), rel=1e-5)
+    assert rope.scale == pytest.approx(scale)
+    # 0.1 ln(factor) + 1: a rotation of length one is that long.
+    cos, sin = rotary_factors(torch.tensor([3]), speeds, scale=rope.scale)
+    assert (cos[0, 0, 0] ** 2 + sin[0, 0, 0] ** 2).sqrt().item() == pytest.approx(scale)
 
 
 @pytest.mark.parametrize("in_pairs", [False, True])

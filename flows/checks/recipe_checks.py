@@ -10,7 +10,7 @@ from flows.checks.engines import folder_cautions, folder_problems, value_problem
 from flows.checks.hook_checks import hook_problems
 from flows.checks.idle_settings import idle_settings
 from flows.checks.memory.fit import memory_cautions, memory_problems, size_notes
-from flows.checks.packing import length_problems, packing_notes
+from flows.checks.packing import length_problems
 from flows.checks.servers import (
     determinism_notes,
     determinism_problems,
@@ -74,7 +74,6 @@ def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     what a resumed run promises."""
     yield from determinism_notes(recipe)
     yield from size_notes(recipe, plan)
-    yield from packing_notes(recipe, plan)
     yield from findings_of(request_of(recipe, plan)).notes
 
 

@@ -93,6 +93,7 @@ def show_check(
     name: str, changes: list[str], full: bool, json: bool, console: CommandConsole
 ) -> int:
     from flows.checks.memory.fit import size_notes
+    from flows.checks.packing import packing_notes
     from flows.checks.recipe_checks import cautions, check_recipe, notes
     from flows.checks.variables import require_variables
 
@@ -101,7 +102,8 @@ def show_check(
     plan = plan_of("post-train", recipe, {})
     check_recipe(recipe, plan, again=True)
     checked = _checked(recipe, plan)
-    warnings, told = list(cautions(recipe, plan)), list(notes(recipe, plan))
+    warnings, packed = list(cautions(recipe, plan)), list(packing_notes(recipe, plan))
+    told = [*notes(recipe, plan), *packed]
     if json:
         stages = [_described(stage, checked.why.get(stage.name)) for stage in plan]
         print_json(
@@ -123,9 +125,9 @@ def show_check(
     console.print(_plan_table(plan, checked))
     for caution in warnings:
         console.say(f"warning: {caution}")
-    if not full:  # there it is one of the notes
-        for size in size_notes(recipe, plan):
-            console.say(size)
+    if not full:  # there they are among the notes
+        for said in (*size_notes(recipe, plan), *packed):
+            console.say(said)
     if older := _of_other_code(recipe, plan, checked.why):
         console.say(
             f"made by other code of Tributary, all else being the same: {', '.join(older)};"

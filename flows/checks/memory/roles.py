@@ -30,6 +30,7 @@ from flows.checks.engines import model_config
 from flows.plan import PlannedStage
 from infra.errors import InputError, StorageError
 from tasks.base.spec import BaseSettings
+from tasks.mid_training.spec import MidTrainingSpec
 from tasks.model_folder.model_files import ModelFiles
 from tasks.served.served_folder import config_of
 
@@ -251,7 +252,10 @@ def _trainer_needs(
 
 
 def longest_sequence(stage: PlannedStage) -> int:
-    """Tokens of a sequence that the stage samples, as far as its settings bound them; else 0."""
+    """Tokens of a sequence that the stage samples or packs, as far as its settings bound them; else
+    0."""
+    if isinstance(stage.spec, MidTrainingSpec):
+        return stage.spec.settings.sequence_length
     fleet = stage.spec.fleet
     if fleet is not None and fleet.context_length is not None:
         return fleet.context_length

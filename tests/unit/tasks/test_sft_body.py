@@ -14,12 +14,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engines.batching import TokenSequence
+from engines.families.common.model_config import read_config, read_rope
 from engines.families.common.tensors import SINGLE
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from infra.errors import EngineError, InputError, TrainingStopped
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
+from tasks.mid_training import body as mid_training
+from tasks.mid_training.spec import MidTrainingSpec
 from tasks.sft.body import run
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
@@ -40,6 +43,7 @@ class MemoryTrainer:
         self.calls: list[int] = []
         self.released = False
         self.context: StageContext | None = None
+        self.job: TrainerJob | None = None
         self.stop_at = STEPS
         self.fail_at = STEPS + 1
         self.change = 1.0
@@ -87,6 +91,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> MemoryTrainer:
 
     async def lease(job: TrainerJob, **_: Any) -> MemoryTrainer:
         assert job.total_steps == STEPS
+        trainer.job = job
         return trainer
 
     monkeypatch.setattr(TrainerGroup, "lease", lease)
@@ -199,6 +204,46 @@ def test_training_goes_on_while_a_slow_store_takes_a_checkpoint(
     step, folder = found
     assert step == 20
     assert len(json.loads((folder / "trainer" / "seen.json").read_text())) == 20
+
+
+def test_stopped_mid_training_resumes_with_its_sequences_and_its_new_positions(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    texts = [{"text": "ant bed " * (number % 30 + 1)} for number in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    made = MidTrainingSpec.model_validate(
+        {
+            "settings": {
+                "steps": STEPS,
+                "sequence_length": 1024,
+                "batch_size": BATCH,
+                "optimizer": {"lr": 1e-3},
+                "rope": {"positions": 1024, "theta": 1e6},
+                "data": {"files": [f"{tmp_path}/texts.jsonl"]},
+                "checkpoint_every": 5,
+            }
+        }
+    )
+
+    def mid_train(root: Path) -> dict[str, float]:
+        return asyncio.run(mid_training.run(made, context(root, model, trainer)))
+
+    metrics = mid_train(tmp_path / "whole")
+    assert trainer.job is not None
+    assert metrics["packed_sequences"] == STEPS * BATCH
+    assert metrics["packing_efficiency"] > 0.98
+    tokens = sum(len(piece) for batch in trainer.seen for piece in batch)
+    assert metrics["tokens_of_data_0"] == tokens
+    undisturbed, trainer.seen, trainer.stop_at = trainer.seen, [], 8
+    with pytest.raises(Stopped, match="after step 10"):
+        mid_train(tmp_path / "cut")
+    trainer.seen, trainer.stop_at = [], STEPS
+    assert mid_train(tmp_path / "cut")["packing_efficiency"] == metrics["packing_efficiency"]
+    assert trainer.seen == undisturbed
+    config = read_config(trainer.job.model)
+    assert config["max_position_embeddings"] == 1024
+    assert read_rope(config).theta == 1e6
+    assert read_config(model)["max_position_embeddings"] == 512
 
 
 def test_a_stopped_stage_resumes_with_the_batches_it_would_have_had(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.checks.packing import packing_notes
 from flows.checks.recipe_checks import cautions, check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
@@ -117,6 +118,62 @@ def test_check_warns_of_a_few_bad_rows_and_refuses_what_is_not_read(tmp_path: Pa
     made = recipe(tmp_path, {"files": ["more.jsonl"]})
     said = "read as messages (OpenAI); not read: source"
     assert any(said in line for line in cautions(made, planned(made)))
+
+
+def mid_training(folder: Path, **settings: Any) -> Recipe:
+    """A recipe that begins with it, and whose domain wants longer answers than the base reads."""
+    (folder / "texts.jsonl").write_text(lines(*[{"text": "ant bed " * n} for n in range(1, 99)]))
+    stage = {"steps": 3, "optimizer": {"lr": 1e-3}, "data": {"files": ["texts.jsonl"]}}
+    written = {
+        "name": "texts",
+        "base": {"folder": str(random_base(folder / "base"))},
+        "experts": {
+            "needle": {
+                "domain": {
+                    "curriculum": {"name": "needle"},
+                    "rewards": [{"name": "exact", "outcome": True}],
+                    "max_new_tokens": 700,
+                },
+                "path": [
+                    {"mid_training": {**stage, "batch_size": 2, **settings}},
+                    {"rl": {"steps": 2, "optimizer": {"lr": 1e-3}}},
+                ],
+            }
+        },
+        "evaluate": {"problems": 8, "samples": 2},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(written))
+    return load_recipe(str(folder / "recipe.yaml"))
+
+
+def test_check_refuses_sequences_that_the_model_cannot_read_and_says_how_full_they_are(
+    tmp_path: Path,
+):
+    made = mid_training(tmp_path)
+    with pytest.raises(InputError) as refused:
+        check_recipe(made, planned(made))
+    said = str(refused.value)
+    assert "path.0.mid_training.sequence_length: 4096 is more than the 512 positions" in said
+    assert "max_new_tokens: is 700, but the model's context has 512 tokens" in said
+
+    made = mid_training(tmp_path, rope={"positions": 1024, "yarn": True}, sequence_length=256)
+    check_recipe(made, planned(made))
+    (told,) = packing_notes(made, planned(made))
+    assert "mid_training: its first 6 sequences of 256 tokens are 99.7% full" in told
+    assert "0 are bad and left out; 3 steps take 1,532 tokens: data.0 about" in told
+
+
+def test_preview_shows_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model, texts = random_base(tmp_path / "base"), tmp_path / "texts.jsonl"
+    texts.write_text(lines({"body": "12+30", "url": "x"}, {"text": "no body"}))
+    asked = ["--kind", "documents", "--columns", "text=body", "--model", str(model)]
+    with pytest.raises(SystemExit) as ended:
+        main(["preview", str(texts), *asked])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "\u27e612+30<|endoftext|>\u27e7" in said
+    assert "read as documents (body)\nnot read: url\n" in said
+    assert "texts.jsonl:2: has no column body; it has text" in said
 
 
 def test_preview_shows_what_is_trained_on_and_counts_the_rows(

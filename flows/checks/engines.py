@@ -111,11 +111,12 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
 
 
 def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedStage) -> int | None:
-    """Positions of the models that a stage begins with, or of the one that has most; None where the
-    base's are not known."""
+    """Positions of the model that a stage begins with, or of those that it scores the most; None
+    where the base's are not known."""
     made = {each.name: each for each in plan}
     found: list[int] = []
-    for name in stage.inputs.values():
+    begins = [stage.inputs["model"]] if "model" in stage.inputs else stage.inputs.values()
+    for name in begins:
         given = made.get(name)
         while given is not None and given.spec.new_positions is None:
             given = made.get(given.inputs.get("model", ""))

@@ -237,6 +237,9 @@ def with_positions(
             f"yarn: the model has rope type {kind!r}; only one of type 'default' can have more"
             " positions, or one of type 'yarn' by `yarn: true`; leave `rope` out"
         )
+    own = positive({**config, **stated}, "rope_theta", 10000.0)
+    if theta is not None and theta <= own:
+        raise InputError(f"theta: {theta:g} is not more than the {own:g} that the model has")
     changed = {} if theta is None else {"rope_theta": theta}
     scaling: dict[str, Any] = {}
     if yarn:

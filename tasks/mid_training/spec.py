@@ -169,7 +169,7 @@ class MidTrainingSpec(StageSpec):
 
     @property
     def new_positions(self) -> int | None:
-        return self.settings.rope and self.settings.rope.positions
+        return None if self.settings.rope is None else self.settings.rope.positions
 
     @property
     def message_files(self) -> Sequence[TextFiles]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fsspec.implementations.local import LocalFileSystem
 
+from engines.families.common.registry import model_shape
 from flows.checks.data import renderer_of
 from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
@@ -35,7 +36,7 @@ def length_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[st
             continue
         try:
             known = {**config, "max_position_embeddings": positions}
-            stage.spec.settings.config_of(known)
+            model_shape(stage.spec.settings.config_of(known))
         except InputError as error:
             yield f"{stage.where}.{error}"
 

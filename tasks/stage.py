@@ -153,11 +153,6 @@ class StageSpec(Config):
         return None
 
     @property
-    def new_positions(self) -> int | None:
-        """How many positions its model has from then on; None: as many as before."""
-        return None
-
-    @property
     def message_files(self) -> Sequence[RowFiles]:
         """The user's own files that it trains on: its settings have them as `data`."""
         return ()

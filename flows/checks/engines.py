@@ -29,6 +29,7 @@ from infra.errors import InputError, StorageError
 from infra.secret_references import written_secrets
 from tasks.base.random_model import hf_config
 from tasks.base.spec import BaseSettings, BaseSpec
+from tasks.mid_training.spec import MidTrainingSpec
 from tasks.model_folder.folder_report import ModelReport, report_model
 from tasks.served.served_folder import served_folder_problems
 from tasks.stage import StageSpec
@@ -114,16 +115,18 @@ def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedSta
     """Positions of the model that a stage begins with, or of those that it scores the most; None
     where the base's are not known."""
     made = {each.name: each for each in plan}
-    found: list[int] = []
+    own = (model_config(recipe.base) or {}).get("max_position_embeddings")
+    if not isinstance(own, int):
+        return None
+    most = own
     begins = [stage.inputs["model"]] if "model" in stage.inputs else stage.inputs.values()
     for name in begins:
         given = made.get(name)
-        while given is not None and given.spec.new_positions is None:
+        while given is not None:  # what it was made of; positions only grow
+            if isinstance(given.spec, MidTrainingSpec) and given.spec.settings.rope is not None:
+                most = max(most, given.spec.settings.rope.positions)
             given = made.get(given.inputs.get("model", ""))
-        if given is not None and given.spec.new_positions is not None:
-            found.append(given.spec.new_positions)
-    own = (model_config(recipe.base) or {}).get("max_position_embeddings")
-    return max([own, *found]) if isinstance(own, int) else None
+    return most
 
 
 def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,10 +168,6 @@ class MidTrainingSpec(StageSpec):
         yield "optimizer", self.settings.optimizer, self.settings.steps
 
     @property
-    def new_positions(self) -> int | None:
-        return None if self.settings.rope is None else self.settings.rope.positions
-
-    @property
     def message_files(self) -> Sequence[TextFiles]:
         return self.settings.data
 

@@ -56,7 +56,8 @@ class ModelSize:
     """of all layers' routed experts; expert-parallel ranks share them out as well"""
     experts_per_token: int = 0
     norms: int = 2
-    """in one layer, of whole hidden states"""
+    """in one layer, of whole hidden states; one that is computed in fp32 counts twice, as it keeps
+    as much as two in bf16"""
     has_value_head: bool = False
     linears: Mapping[str, LinearSize] = field(default_factory=dict[str, "LinearSize"])
     """one layer's matrices, by the last parts of their modules' names"""
@@ -102,7 +103,8 @@ def size_of(shape: ModelShape) -> ModelSize:
         vocab=shape.vocab,
         is_tied=shape.is_tied,
         has_head_norms=any("self_attention.q_layernorm.weight" in kind for n, kind in kinds if n),
-        norms=max(sum(map(_is_norm, kind.values())) for n, kind in kinds if n),
+        norms=max(sum(map(_is_norm, kind.values())) for n, kind in kinds if n)
+        * (2 if shape.family.megatron.get("layernorm_zero_centered_gamma") else 1),
         split_weights=num_all - num_whole,
         whole_weights=num_whole,
         expert_weights=routed * axes.get("experts", 0) * sum(prod(t.size(axes)) for t in expert),

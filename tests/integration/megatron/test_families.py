@@ -284,8 +284,8 @@ def test_logprobs_of_sglang_are_those_of_transformers(
         assert len(said.token_ids) > 0
 
 
-@pytest.mark.parametrize("family", MIXTURES)
-def test_a_mixture_has_the_same_bits_in_any_batch_and_by_each_transport(
+@pytest.mark.parametrize("family", [*MIXTURES, *(WINDOWED if EACH_LAYOUT else [])])
+def test_answers_have_the_same_bits_in_any_batch_and_by_each_transport(
     family: str, slots: ServerSlots, tmp_path: Path
 ) -> None:
     folders = [tiny_model(tmp_path / str(seed), family, seed) for seed in range(2)]

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 
 from engines.chat import Chat
 from infra.errors import TrainingStopped
+from tasks.mid_training import body as mid_training
+from tasks.mid_training.spec import MidTrainingSpec
 from tasks.sft.body import run
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
@@ -101,6 +103,41 @@ async def test_it_learns_files_of_its_own_and_a_rows_weight_is_a_factor_of_its_l
         seen[column] = losses(context)
     assert seen["whole"][-1] < seen["whole"][0]
     assert seen["half"][0] == pytest.approx(seen["whole"][0] / 2, rel=1e-6)
+
+
+async def test_mid_training_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> None:
+    model = random_base(tmp_path / "base")
+    texts = [{"text": " ".join(["ant", "bed", "cat"] * (number % 9 + 1))} for number in range(90)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    made = MidTrainingSpec.model_validate(
+        {
+            "settings": {
+                "steps": STOP_AT + 4,
+                "sequence_length": 256,
+                "batch_size": 2,
+                "optimizer": {"lr": 2e-3},
+                "data": {"files": [f"{tmp_path}/texts.jsonl"]},
+                "checkpoint_every": STOP_AT,
+            }
+        }
+    )
+    whole = stage_context(tmp_path, "whole", {"model": model})
+    metrics = await mid_training.run(made, whole)
+    assert metrics["packing_efficiency"] > 0.98
+    assert metrics["train_tokens"] == metrics["tokens_of_data_0"]
+    assert losses(whole)[-1] < losses(whole)[0]
+
+    cut = stage_context(tmp_path, "cut", {"model": model})
+    cut.reporter = reporter = StoppingReporter()
+    reporter.context = cut
+    with pytest.raises(Stopped):
+        await mid_training.run(made, cut)
+    rest = stage_context(tmp_path, "cut", {"model": model})
+    resumed = await mid_training.run(made, rest)
+    assert resumed["tokens_of_data_0"] == metrics["tokens_of_data_0"]
+    one, two = weights(whole), weights(rest)
+    for name, tensor in one.items():
+        np.testing.assert_array_equal(two[name], tensor, err_msg=name)
 
 
 def weights(context: StageContext) -> dict[str, Any]:

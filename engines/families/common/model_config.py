@@ -229,7 +229,7 @@ def with_positions(
     had, stated = positive_int(config, "max_position_embeddings"), _stated_rope(config)
     if positions <= had:
         raise InputError(f"positions: {positions} is not more than the {had} that the model has")
-    if any(isinstance(each, dict) for each in stated.values()):
+    if "rope_local_base_freq" in config or any(isinstance(s, dict) for s in stated.values()):
         raise InputError("positions: layers of two kinds of rotary angles cannot have more")
     kind = _kind_of_rope(stated)
     if kind != "default" and not (yarn and kind == "yarn"):

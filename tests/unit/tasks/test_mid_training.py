@@ -261,6 +261,17 @@ def test_more_positions_are_written_in_the_configs_own_spelling(
         ({}, None, "sequence_length: 4096 is more than the 512 positions"),
         ({}, {"positions": 512, "yarn": True}, "rope.positions: 512 is not more than the 512"),
         ({}, {"positions": 4096, "theta": 1e4}, "rope.theta: 10000 is not more than the 10000"),
+        *[
+            (
+                two,
+                {"positions": 4096, "theta": 1e6},
+                "rope.positions: layers of two kinds of rotary",
+            )
+            for two in (
+                {"rope_local_base_freq": 1e4},
+                {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            )
+        ],
         ({}, {"positions": 2048, "yarn": True}, "4096 is more than the 2048 positions"),
         (
             {"rope_scaling": {"rope_type": "llama3"}},

@@ -35,6 +35,9 @@ class StepInputs:
     """the critic's, from before the step; where the advantage asks for them"""
     token_rewards: Values | None = None
     """what the KL term adds to each token's reward, where it is placed there"""
+    teacher_logprobs: Mapping[int, Values] = field(default_factory=dict[int, "Values"])
+    """by position in `samples`, of those whose teachers are served: the teacher's logprob of each
+    token; 0 before the first trained one"""
     shown: Sequence[int] = ()
     """positions of the samples that a person will look at: the step hands their logprobs back"""
 

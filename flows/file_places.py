@@ -30,10 +30,30 @@ def place_files(data: dict[str, Any], folder: Path, recipes: Collection[str]) ->
         model = served.get("model")
         if isinstance(model, str) and not is_stage(model):
             served["model"] = _model(model, folder, recipes)
+    for settings in _path_settings(data):
+        served_teachers = settings.get("served_teachers")
+        for served in served_teachers.values() if isinstance(served_teachers, dict) else []:
+            if isinstance(served, dict):
+                _place_teacher(served, folder, recipes)
+        teachers = settings.get("teachers")
+        if isinstance(teachers, dict):
+            settings["teachers"] = {
+                domain: _model(model, folder, recipes)
+                if isinstance(model, str) and not is_stage(model)
+                else model
+                for domain, model in teachers.items()
+            }
     for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):
             source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
+
+
+def _place_teacher(served: dict[str, Any], folder: Path, recipes: Collection[str]) -> None:
+    for field in ("model", "tokenizer"):
+        written = served.get(field)
+        if isinstance(written, str) and written and not is_stage(written):
+            served[field] = _model(written, folder, recipes)
 
 
 def _model(model: str, folder: Path, recipes: Collection[str]) -> str:
@@ -51,18 +71,25 @@ def _model(model: str, folder: Path, recipes: Collection[str]) -> str:
     return place
 
 
-def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wherever a stage of a path names files of messages; what is written wrong is found later."""
+def _path_settings(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings of each stage of a path; what is written wrong is found later."""
     experts = data.get("experts")
     owners = [*experts.values()] if isinstance(experts, dict) else []
     for owner in [*owners, data.get("unified")]:
         path = owner.get("path") if isinstance(owner, dict) else None
         for stage in path if isinstance(path, list) else []:
             for settings in stage.values() if isinstance(stage, dict) else []:
-                sources = settings.get("data") if isinstance(settings, dict) else None
-                for source in sources if isinstance(sources, list) else [sources]:
-                    if isinstance(source, dict):
-                        yield source
+                if isinstance(settings, dict):
+                    yield settings
+
+
+def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a stage of a path names files of messages."""
+    for settings in _path_settings(data):
+        sources = settings.get("data")
+        for source in sources if isinstance(sources, list) else [sources]:
+            if isinstance(source, dict):
+                yield source
 
 
 def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

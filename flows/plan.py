@@ -26,7 +26,8 @@ from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.path_context import AdmittedBy, Place
 from tasks.reward.spec import RewardSpec
-from tasks.served.served_roles import ServedRole, is_stage, served_roles
+from tasks.served.served_roles import ServedRole, is_stage
+from tasks.served.served_teachers import asked_roles
 from tasks.served.spec import ServedSettings, ServedSpec
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageResources, StageSpec, admitted_role
@@ -130,6 +131,8 @@ MODEL = "model-"
 """what the names of stages that import a model to be compared begin with"""
 ROLE = "role-"
 """what the names of stages that import a model which rewards ask begin with"""
+TEACHER = "teacher-"
+"""what the names of stages that import a teacher, by its domain, begin with"""
 BASE, EVALUATE, LM_EVAL = "base", "evaluate", "lm-eval"
 SCORING = (EVALUATE, LM_EVAL)
 """stages that score every model, and that nothing follows"""
@@ -174,8 +177,8 @@ class PlannedStage:
 
     @property
     def roles(self) -> Mapping[str, ServedRole]:
-        """The models that its rewards ask."""
-        return served_roles(self.spec.sampled_domains)
+        """The models that its rewards ask, and the served ones that teach it."""
+        return asked_roles(self.spec)
 
     @property
     def critic(self) -> Parallel | None:
@@ -217,9 +220,9 @@ class Plan:
         return name
 
     def _asked(self, spec: StageSpec, where: str) -> dict[str, str]:
-        """By input: the stages whose models the stage's rewards ask."""
+        """By input: the stages whose models the stage's rewards ask, or that teach it."""
         try:
-            roles = served_roles(spec.sampled_domains)
+            roles = asked_roles(spec)
         except InputError as error:
             raise self._refused(where, error) from None
         return {role.input: self._served(role, where) for role in roles.values()}
@@ -227,10 +230,7 @@ class Plan:
     def _served(self, role: ServedRole, where: str) -> str:
         """The stage that makes or imports a role's model."""
         scoring = [stage.name for stage in self.stages if stage.kind == RewardSpec.kind]
-        talking = [
-            stage.name for stage in self.stages if stage.kind == BaseSpec.kind or stage.model
-        ]
-        made = scoring if role.has_head else talking
+        made = scoring if role.has_head else self._language_models()
         if is_stage(role.model):
             if role.model in made:
                 return role.model
@@ -249,6 +249,29 @@ class Plan:
                 f"the role {role.name!r} is of two models in this recipe: give one of them another"
                 " `served.role`",
             )
+        return name
+
+    def _language_models(self) -> list[str]:
+        """The stages so far that make or import one."""
+        return [s.name for s in self.stages if s.kind == BaseSpec.kind or s.model]
+
+    def _teacher(self, domain: str, model: str, student: str, at: str) -> str:
+        """The stage that makes or imports a domain's teacher."""
+        field, made = f"{at}.teachers.{domain}", self._language_models()
+        if model == student:
+            raise self._refused(field, f"{model} is the student itself; name another stage")
+        if is_stage(model):
+            if model in made:
+                return model
+            why = f"no stage before it makes {model!r}: name one of {', '.join(made)}; or a folder"
+            raise self._refused(field, why)
+        name = f"{TEACHER}{domain}"
+        settings = BaseSettings(folder=model, template=self.recipe.base.template)
+        known = [stage for stage in self.stages if stage.name == name]
+        if not known:
+            return self.add(name, BaseSpec(settings=settings), {}, where=field)
+        if known[0].spec != BaseSpec(settings=settings):
+            raise self._refused(field, f"another stage has another folder for {domain}; use that")
         return name
 
     def base(self) -> str:
@@ -288,16 +311,15 @@ class Plan:
                     raise InputError("pools: it draws no problems of them; leave `pools` out")
             except InputError as error:
                 raise self._refused(at, error) from None
+            if spec.has_teachers:
+                own = [d.name for d in spec.sampled_domains if d.name in inputs]
+                inputs |= {d: self._teacher(d, inputs[d], inputs["model"], at) for d in own}
             model = walk.owner if kind.makes == "model" else ""
             scored_as = walk.owner if index == last else name if model else ""
             labels = {"expert": walk.expert, "model": model, "scored_as": scored_as}
             self.add(name, spec, inputs, where=at, **labels)
             if unlearned := walk.go_on(name, at, spec, inputs, scored_as):
-                raise self._refused(
-                    unlearned,
-                    "what follows does not learn from its data; put `sft`, or `preference` or"
-                    " `reward` without `data`, after it",
-                )
+                raise self._refused(unlearned, _UNLEARNED)
         return walk
 
     def _kind(self, name: str, at: str) -> type[StageSpec]:

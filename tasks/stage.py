@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tasks.message_files.spec import RowFiles
     from tasks.path_context import Place
     from tasks.policy import PolicySettings
+    from tasks.served.served_teachers import ServedTeacher
 
 RANK = "engines.megatron.ranks.rank:TrainerRank"
 SERVERS = "engines.sglang.servers.server_units:ServerUnits"
@@ -110,6 +111,11 @@ class StageSpec(Config):
     def has_teachers(self) -> bool:
         """Whether models score what the policy samples."""
         return False
+
+    @property
+    def served_teachers(self) -> Mapping[str, ServedTeacher]:
+        """Those of them that are behind servers, by domain."""
+        return {}
 
     @property
     def samples_beside_training(self) -> bool:
@@ -197,7 +203,7 @@ class StageResources(Config):
     """whether trainer and servers are on the same devices and take turns: one sleeps while the
     other works; false: each has its own. For stages that do both, `rl` and `opd`"""
     roles: dict[str, RoleResources] = Field(default_factory=dict)
-    """by role, for models that rewards ask (`served.role`); one that is not named has one server"""
+    """by role, for models that rewards ask, and served teachers; one not named has one server"""
     rollout_workers: NonNegativeInt = 0
     """processes, on any host, that roll out the problems of a stage; 0: the stage's own"""
     weights: WeightTransport = WeightTransport()
@@ -288,9 +294,8 @@ class Checkpoints(Protocol):
 
 
 class Results(Protocol):
-    """Results of a part of a stage, for other stages that have the same part. `spec` and `inputs`
-    (digests by role) are those of a stage of this part alone; the result goes with `model`, one of
-    the inputs."""
+    """Results of a part of a stage, for others with that part. `spec` and `inputs` (digests by
+    role) are those of a stage of this part alone; a result goes with `model`, one of the inputs."""
 
     def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> Any: ...
 
@@ -328,8 +333,7 @@ class StageContext:
 
     @property
     def folder_name(self) -> str:
-        """For what the stage keeps beside the store; the same for each of its attempts, whatever
-        their run: the holder's name begins with the run and ends with the attempt."""
+        """For what a stage keeps beside the store: the holder's name without run and attempt."""
         stage = self.holder.rpartition("--")[2]
         return stage.rpartition("-a")[0] or stage
 
@@ -344,8 +348,7 @@ class Reporter(Protocol):
     def warn(self, message: str) -> None: ...
 
     def keep_warning(self, warning: StageWarning) -> None:
-        """Say it now, and keep it with the artifact: the command, Prefect and the report show it
-        when the run ends, also where a later run takes the artifact from the store."""
+        """Say it now, and with the artifact to every run that uses it, at the run's end."""
         ...
 
     def dataset(self, name: str, rows: int, source: str) -> None: ...

@@ -9,6 +9,7 @@ from engines.algorithms.advantages import (
     GroupAdvantage,
     ReinforcePlusPlusAdvantage,
 )
+from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.losses import DisLoss, GspoLoss, ReinforceLoss
 from engines.algorithms.penalties import Kl
 from engines.algorithms.spec import Algorithm
@@ -29,10 +30,7 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
 def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
     needs, kind = algorithm.needs, algorithm.advantage.kind
     if "teachers" in needs and not has_teachers:
-        yield (
-            f"advantage: {kind} needs teachers, which `rl` does not have; use an `opd` stage"
-            " (in `unified.path`)"
-        )
+        yield (f"advantage: {kind} needs teachers, which `rl` does not have; use an `opd` stage")
     if "teachers" not in needs and has_teachers:
         way_out = "write `algorithm: {preset: opd}` and the fields that should differ from it"
         if kind == "custom":
@@ -41,8 +39,23 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
             f"advantage: {kind} does not use the teachers that an `opd` stage learns from;"
             f" {way_out}"
         )
+    if isinstance(algorithm.loss, DivergenceLoss):
+        yield from _divergence(algorithm)
     if "critic" in needs and has_teachers:
         yield f"advantage: {kind} needs a critic, which `opd` does not have; use an `rl` stage"
+
+
+def _divergence(algorithm: Algorithm) -> Iterator[str]:
+    if not isinstance(algorithm.advantage, DistillationAdvantage):
+        yield (
+            "loss: divergence compares the student with a teacher, and no advantage counts; write"
+            " `advantage: distillation` beside it, in an `opd` stage"
+        )
+    if algorithm.correction.weight is not None or algorithm.correction.reject:
+        yield (
+            "correction: divergence is the KL at the places that were sampled, whose tokens it does"
+            " not weigh; leave it out"
+        )
 
 
 def _group(algorithm: Algorithm, group_size: int) -> Iterator[str]:

@@ -115,8 +115,20 @@ class StepTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedTokens:
+    """A teacher's likeliest tokens of each place of a micro-batch. Axis: K tokens of a place."""
+
+    logprobs_RK: Tensor
+    """the teacher's"""
+    student_logprobs_RK: Tensor
+    """of the same tokens, under the policy in training; carries the gradient"""
+    rest_R: Tensor | None
+    """the teacher's logprob of all others together; None where these K are the whole vocabulary"""
+
+
+@dataclass(frozen=True, slots=True)
 class LossInputs:
-    """One micro-batch. Only `logprobs_R` carries a gradient."""
+    """One micro-batch. Only `logprobs_R` and what `teacher` says so of carry a gradient."""
 
     logprobs_R: Tensor
     """under the policy in training"""
@@ -129,6 +141,8 @@ class LossInputs:
     """trained tokens of each whole sequence, those on other context-parallel ranks among them"""
     cp_group: dist.ProcessGroup | None = None
     """ranks that have the other tokens of the same sequences"""
+    teacher: ComparedTokens | None = None
+    """for the loss `divergence`"""
 
     @property
     def log_ratio_R(self) -> Tensor:

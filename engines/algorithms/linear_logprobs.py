@@ -6,7 +6,8 @@ and a tile is small enough to stay near the processor between the passes over it
     forward   logits of a tile -> their peak, sums of exponentials, the label's logit
     backward  logits of a tile, kept or made again -> their gradient -> hidden's and weight's
 
-Axes: R rows, H hidden size, V this rank's part of the vocabulary, N tiles, C columns of a tile.
+Axes: R rows, H hidden size, V this rank's part of the vocabulary, N tiles, C columns of a tile,
+L labels of a row.
 """
 
 from __future__ import annotations
@@ -27,26 +28,30 @@ from engines.memory import loss as tiling
 def linear_logprobs(
     hidden_RH: Tensor,
     weight_VH: Tensor,
-    labels_R: Tensor,
+    labels: Tensor,
     *,
     temperature: float = 1.0,
     group: dist.ProcessGroup | None = None,
     fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(logprob of each row's label, entropy of each row's distribution), both [R] fp32, in nats.
+    """(logprob of each row's label, entropy [R] of each row's distribution), fp32, in nats. Labels
+    are [R], or [R, L] where several of a row are asked for; their logprobs have the same size.
 
     The distribution is softmax(hidden_RH @ weight_VH.T / temperature), its logits rounded to the
     inputs' type. Both results are differentiable in hidden and weight. `group` holds the ranks that
     share the vocabulary, in order, in equal parts, with the same hidden states: hidden's gradient
     is summed over them. None if this rank has the vocabulary whole. `fused`: what is done with a
     tile between its matrix products is one kernel, which torch.compile makes; the same but for
-    rounding.
+    rounding. There is none for several labels.
     """
     has_backward = torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad)
     kept_bytes = tiling.KEPT_BYTES if has_backward else 0
-    return _LinearLogprobs.apply(
-        hidden_RH, weight_VH, labels_R, temperature, group, fused, kept_bytes
+    labels_RL = labels if labels.dim() == 2 else labels[:, None]
+    fused = fused and labels_RL.size(1) == 1
+    logprobs_RL, entropy_R = _LinearLogprobs.apply(
+        hidden_RH, weight_VH, labels_RL, temperature, group, fused, kept_bytes
     )
+    return logprobs_RL.view_as(labels), entropy_R
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -55,28 +60,28 @@ class _LinearLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden_RH: Tensor,
         weight_VH: Tensor,
-        labels_R: Tensor,
+        labels_RL: Tensor,
         temperature: float,
         group: dist.ProcessGroup | None,
         fused: bool,
         kept_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, temperature, group, fused)
+        tiles = _Tiles.of(hidden_RH, weight_VH, labels_RL, temperature, group, fused)
         needs_weight = kept_bytes > 0 and ctx.needs_input_grad[1]
         room_VH = weight_VH.new_empty(weight_VH.shape) if needs_weight else None
         ctx.kept = _Kept(room_VH, kept_bytes)
         sums = _walk(tiles, ctx.kept)
-        logprob_R, *saved = _over_ranks(sums, tiles.is_here_R, temperature, group)
-        ctx.save_for_backward(hidden_RH, weight_VH, labels_R, *saved)
+        logprob_RL, *saved = _over_ranks(sums, tiles.is_here_RL, temperature, group)
+        ctx.save_for_backward(hidden_RH, weight_VH, labels_RL, *saved)
         ctx.temperature, ctx.group, ctx.fused = temperature, group, fused
         ctx.set_materialize_grads(False)
-        return logprob_R, saved[-1]
+        return logprob_RL, saved[-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        hidden_RH, weight_VH, labels_R, *saved = ctx.saved_tensors
-        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, ctx.temperature, ctx.group, ctx.fused)
+        hidden_RH, weight_VH, labels_RL, *saved = ctx.saved_tensors
+        tiles = _Tiles.of(hidden_RH, weight_VH, labels_RL, ctx.temperature, ctx.group, ctx.fused)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         # Summed over tiles, so in fp32; the weight's parts are not.
         hidden_grad = torch.zeros_like(hidden_RH, dtype=torch.float32) if needs_hidden else None
@@ -102,7 +107,7 @@ class _Tiles:
 
     hidden_RH: Tensor
     weight_VH: Tensor
-    local_R: Tensor
+    local_RL: Tensor
     """labels counted from this rank's first column"""
     temperature: float
     spans: list[tuple[int, int]]
@@ -116,7 +121,7 @@ class _Tiles:
     def of(
         hidden_RH: Tensor,
         weight_VH: Tensor,
-        labels_R: Tensor,
+        labels_RL: Tensor,
         temperature: float,
         group: dist.ProcessGroup | None,
         fused: bool,
@@ -129,12 +134,12 @@ class _Tiles:
         logits = hidden_RH.new_empty(entries)
         work = hidden_RH.new_empty((2, 0 if fused else entries), dtype=torch.float32)
         buffers = (logits, work[0], work[1])
-        return _Tiles(hidden_RH, weight_VH, labels_R - first, temperature, spans, buffers, fused)
+        return _Tiles(hidden_RH, weight_VH, labels_RL - first, temperature, spans, buffers, fused)
 
     @property
-    def is_here_R(self) -> Tensor:
-        """Whether the row's label is in this rank's part."""
-        return (self.local_R >= 0) & (self.local_R < len(self.weight_VH))
+    def is_here_RL(self) -> Tensor:
+        """Whether a row's label is in this rank's part."""
+        return (self.local_RL >= 0) & (self.local_RL < len(self.weight_VH))
 
     def logits(self, start: int, end: int, buffer: Tensor) -> Tensor:
         """[R, C] before temperature, in `buffer`."""
@@ -156,10 +161,10 @@ class _Tiles:
         return buffer[: num_rows * width].view(num_rows, width)
 
     def labels(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """[R, 1] column of each row's label in this tile, and [R] whether it is there at all."""
-        column_R = self.local_R - start
-        is_here_R = (column_R >= 0) & (column_R < end - start)
-        return column_R.clamp(0, end - start - 1)[:, None], is_here_R
+        """[R, L] column of each row's label in this tile, and whether it is there at all."""
+        column_RL = self.local_RL - start
+        is_here_RL = (column_RL >= 0) & (column_RL < end - start)
+        return column_RL.clamp(0, end - start - 1), is_here_RL
 
 
 @dataclass(slots=True)
@@ -207,24 +212,24 @@ class _Sums:
     """of the exponentials"""
     weighted_NR: Tensor
     """of exponential times exponent"""
-    chosen_R: Tensor
+    chosen_RL: Tensor
     """the label's logit before temperature; 0 where another rank has it"""
 
 
 def _walk(tiles: _Tiles, kept: _Kept) -> _Sums:
     """The forward pass over this rank's part; logits are kept while there is memory for them."""
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    chosen_R = torch.zeros_like(tiles.local_R, dtype=torch.float32)
+    chosen_RL = torch.zeros_like(tiles.local_RL, dtype=torch.float32)
     for start, end in tiles.spans:
         place = kept.place(tiles, start, end)
         logits_RC = tiles.logits(start, end, tiles.buffers[0] if place is None else place)
         if place is not None:
             kept.logits[start] = logits_RC
         found.append(_sums(tiles, logits_RC))
-        column_R1, is_here_R = tiles.labels(start, end)
-        chosen_R += logits_RC.gather(1, column_R1)[:, 0].float().where(is_here_R, 0.0)
+        column_RL, is_here_RL = tiles.labels(start, end)
+        chosen_RL += logits_RC.gather(1, column_RL).float().where(is_here_RL, 0.0)
     peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found, strict=True))
-    return _Sums(peak_NR, total_NR, weighted_NR, chosen_R)
+    return _Sums(peak_NR, total_NR, weighted_NR, chosen_RL)
 
 
 def _sums(tiles: _Tiles, logits_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,9 +251,9 @@ def _sums_in_one(logits_RC: Tensor, temperature: float) -> tuple[Tensor, Tensor,
 
 
 def _over_ranks(
-    sums: _Sums, is_here_R: Tensor, temperature: float, group: dist.ProcessGroup | None
+    sums: _Sums, is_here_RL: Tensor, temperature: float, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(logprob, peak before temperature, log of the sum of all exponentials relative to it,
+    """(logprob [R, L], peak before temperature, log of the sum of all exponentials relative to it,
     entropy), each [R]."""
     peak_R = sums.peak_NR.amax(0)
     _all_reduce(peak_R, dist.ReduceOp.MAX, group)
@@ -257,14 +262,14 @@ def _over_ranks(
     scale_NR = shift_NR.exp()
     total_R = (sums.total_NR * scale_NR).sum(0)
     weighted_R = ((sums.weighted_NR + sums.total_NR * shift_NR) * scale_NR).sum(0)
-    chosen_R = ((sums.chosen_R - peak_R) / temperature).where(is_here_R, 0.0)
+    chosen_RL = ((sums.chosen_RL - peak_R[:, None]) / temperature).where(is_here_RL, 0.0)
     # One collective for all three.
-    whole = torch.stack([total_R, weighted_R, chosen_R])
+    whole = torch.cat([total_R[None], weighted_R[None], chosen_RL.t()])
     _all_reduce(whole, dist.ReduceOp.SUM, group)
-    total_R, weighted_R, chosen_R = whole
+    total_R, weighted_R = whole[:2]
     log_total_R = total_R.log()
     entropy_R = log_total_R - weighted_R / total_R
-    return chosen_R - log_total_R, peak_R, log_total_R, entropy_R
+    return (whole[2:] - log_total_R).t().contiguous(), peak_R, log_total_R, entropy_R
 
 
 def _logits_gradient(
@@ -272,7 +277,7 @@ def _logits_gradient(
     start: int,
     logits_RC: Tensor,
     saved: Sequence[Tensor],
-    logprob_grad_R: Tensor | None,
+    logprob_grad_RL: Tensor | None,
     entropy_grad_R: Tensor | None,
 ) -> Tensor:
     """[R, C] in the type of the logits, of the logits before temperature.
@@ -281,9 +286,10 @@ def _logits_gradient(
     d logprob / d z_v = [v is the label] - p_v, and d H / d z_v = -p_v (log p_v + H).
     """
     peak_R, log_total_R, entropy_R = saved
-    if logprob_grad_R is None:
-        logprob_grad_R = torch.zeros_like(entropy_R)
-    by_label_R = logprob_grad_R / tiles.temperature
+    if logprob_grad_RL is None:
+        logprob_grad_RL = torch.zeros_like(tiles.local_RL, dtype=entropy_R.dtype)
+    by_label_RL = logprob_grad_RL / tiles.temperature
+    by_label_R = by_label_RL.sum(1)
     # p is exp(shifted) / total: the division goes into factors by row.
     over_total_R = -(-log_total_R).exp()
     if tiles.fused:
@@ -291,7 +297,7 @@ def _logits_gradient(
         if entropy_grad_R is not None:
             by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
         rows = peak_R, by_label_R, by_label_R * over_total_R, by_entropy_R, entropy_R - log_total_R
-        column_R = tiles.local_R - start
+        column_R = tiles.local_RL[:, 0] - start
         return _compiled(_gradient_in_one)(logits_RC, column_R, tiles.temperature, *rows)
     shifted_RC = tiles.shifted(logits_RC, peak_R)
     grad_RC = tiles.exp(shifted_RC)
@@ -301,8 +307,8 @@ def _logits_gradient(
         by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
         slope_RC = shifted_RC.add_((entropy_R - log_total_R)[:, None]).mul_(by_entropy_R[:, None])
         grad_RC *= slope_RC.add_((by_label_R * over_total_R)[:, None])
-    column_R1, is_here_R = tiles.labels(start, start + logits_RC.size(1))
-    grad_RC.scatter_add_(1, column_R1, (by_label_R * is_here_R)[:, None])
+    column_RL, is_here_RL = tiles.labels(start, start + logits_RC.size(1))
+    grad_RC.scatter_add_(1, column_RL, by_label_RL * is_here_RL)
     return grad_RC.to(logits_RC.dtype)
 
 

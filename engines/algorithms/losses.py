@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
+from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.inputs import LossInputs, PolicyLoss
 from engines.algorithms.parts import Part, PartWithCode, Share, with_settings
 
@@ -169,7 +170,7 @@ class CustomLoss(Part):
 
 
 Loss = Annotated[
-    ClipLoss | GspoLoss | CispoLoss | DisLoss | ReinforceLoss | CustomLoss,
+    ClipLoss | GspoLoss | CispoLoss | DisLoss | ReinforceLoss | DivergenceLoss | CustomLoss,
     Field(discriminator="kind"),
 ]
 

@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 from engines.algorithms.advantages import Advantage, GroupAdvantage
 from engines.algorithms.aggregation import Aggregation, TokenMean
 from engines.algorithms.corrections import Correction, Opsm
+from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.losses import ClipLoss, Loss
 from engines.algorithms.parts import Need, nullable
 from engines.algorithms.penalties import Kl, Overlong
@@ -65,6 +66,11 @@ class Algorithm(Config):
         """What its parts cannot do without. The plan, the checks, the producer and the trainer ask
         this, and not which estimator it is."""
         return frozenset((*self.advantage.needs, *self.kl.needs))
+
+    @property
+    def compared_tokens(self) -> int | Literal["all"] | None:
+        """How many of a teacher's likeliest tokens its loss compares; None: the sampled one."""
+        return self.loss.top_k if isinstance(self.loss, DivergenceLoss) else None
 
     @property
     def critic_target(self) -> CriticTarget | None:

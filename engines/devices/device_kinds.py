@@ -23,7 +23,7 @@ FOLDERS = "engines.devices.folder_transfer:RankFolders"
 """made with the addresses of ranks; by name for the same reason"""
 
 TrainerPart = Literal["weights", "optimizer", "frozen", "gradients"]
-"""`optimizer`: moments and master weights. `frozen`: the reference's and the teachers' weights"""
+"""`optimizer`: moments and master weights. `frozen`: the reference's weights"""
 ServerPart = Literal["weights", "cache"]
 """`cache`: keys and values, and what CUDA graphs hold"""
 TRAINER_PARTS: frozenset[TrainerPart] = frozenset({"weights", "optimizer", "frozen", "gradients"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from engines.algorithms.divergences import top_logprobs
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import Rope
@@ -28,6 +29,9 @@ from engines.megatron.options_table import filled
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import rotary_factors
 from engines.megatron.train.pack import Angles, Pack
+
+if TYPE_CHECKING:
+    from engines.megatron.rl.top_tokens import TopTokens
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ACTIVATIONS: Mapping[str, Any] = {
@@ -102,11 +106,17 @@ class PolicyModel(PackedModel):
         packed_seq_params: Pack,
         temperature: float | None = None,
         has_entropy_loss: bool = False,
+        compared: TopTokens | None = None,
+        num_top: int = 0,
         **kwargs: Any,
     ) -> Tensor:
         """On the last stage [2, R]: logprobs of the pack's labels at this temperature, then
         entropies, with a gradient where the loss has them; without a temperature the logits,
-        [R, V / tp]. [T, 1, H] on other stages."""
+        [R, V / tp]. [T, 1, H] on other stages.
+
+        `compared` tokens add a row of logprobs for each, [2 + K, R]. With `num_top`, in place of
+        entropies there is what `top_logprobs` gives, [2 + 2K, R].
+        """
         pack = packed_seq_params
         hidden = self.hidden_states(*args, packed_seq_params=pack, **kwargs)
         if not self.post_process:
@@ -115,16 +125,26 @@ class PolicyModel(PackedModel):
         weight: Any = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         if temperature is None:
             return self.output_layer(hidden, weight=weight)[0]
+        labels = pack.labels
+        if compared is not None:
+            labels = torch.cat([labels[:, None], compared.ids(pack)], 1)
+        group = self.pg_collection.tp
         logprobs, entropies = linear_logprobs(
             hidden,
             weight,
-            pack.labels,
+            labels,
             temperature=temperature,
-            group=self.pg_collection.tp,
+            group=group,
             fused=kernels.in_use().compiled,
         )
         # A gradient of zeros would cost as much as one of numbers.
-        return torch.stack([logprobs, entropies if has_entropy_loss else entropies.detach()])
+        entropies = entropies if has_entropy_loss else entropies.detach()
+        if compared is not None:
+            return torch.cat([logprobs[:, :1].t(), entropies[None], logprobs[:, 1:].t()])
+        if num_top:
+            top, ids = top_logprobs(hidden, weight, num_top, temperature=temperature, group=group)
+            return torch.cat([logprobs[None], top.t(), ids.t()])
+        return torch.stack([logprobs, entropies])
 
 
 class ValueModel(PackedModel):

@@ -76,7 +76,8 @@ def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory
         weights=weights,
         gradients=trained.all * needs.state.gradient,
         optimizer=on_device,
-        copies=needs.copies * held.all * needs.value_bytes,
+        # Of each of the likeliest tokens a number and a logprob.
+        copies=needs.copies * held.all * needs.value_bytes + 8 * needs.num_top * needs.places,
         activations=ceil(largest_moment(size, needs, stage)),
         runtime=RUNTIME_BYTES[needs.place],
         offloaded=ceil(sharded * whole.on_device(needs.precision)) - on_device,
@@ -130,7 +131,13 @@ class TrainerNeeds:
     """in a rank's micro-batch at most"""
     recompute: Recompute = NOTHING
     copies: int = 0
-    """further sets of weights: one for the reference, one for each teacher"""
+    """further sets of weights: one for the reference"""
+    has_teachers: bool = False
+    """whether frozen models take the place of the weights, one at a time"""
+    num_top: int = 0
+    """of the likeliest tokens that teachers name at each place"""
+    places: int = 0
+    """trained tokens of a step, where teachers name such tokens"""
     place: Place = "cuda"
     state: OptimizerState = IN_FP32
     lora: Lora | None = None
@@ -220,8 +227,10 @@ def _at_loss(size: ModelSize, needs: TrainerNeeds, stage: int) -> Iterator[float
     loss = _loss(size, needs)
     # With sequence parallelism the rows are chosen from the whole sequence.
     whole = needs.tokens * size.hidden * needs.value_bytes if needs.layout.tp > 1 else 0
-    yield _waiting(size, needs) + whole + loss.backward
-    if needs.copies:
+    # Both models' logprobs of the compared tokens, and what the KL and its gradient are made of.
+    compared = 8 * 4 * needs.num_top * needs.tokens
+    yield _waiting(size, needs) + whole + loss.backward + compared
+    if needs.copies or needs.has_teachers:
         # The policy's own weights wait beside the frozen model's.
         own = rank_weights(size, needs.layout, stage).all * needs.value_bytes
         yield own + _layer(size, needs) + whole + loss.scoring

@@ -25,6 +25,8 @@ from infra.processes.coroutines import run_both
 from infra.timeline import TRAINER, span
 
 BeforePublish = Callable[[], Awaitable[object]]
+AskTeachers = Callable[[Sequence[Sample]], Awaitable[Mapping[int, Values]]]
+"""`StepInputs.teacher_logprobs` of these samples"""
 _MIN_SHARE = 0.25
 """with fewer than this share of the required groups an update would be noise: it is skipped"""
 
@@ -117,6 +119,8 @@ class Consumer:
         self._policy = policy
         self._critic = critic
         self._critic_only_steps = critic_only_steps
+        self.ask_teachers: AskTeachers | None = None
+        """where teachers are served"""
         self.algorithm = algorithm
         """of the next steps; its temperature is that of their rollouts"""
         self._wanted = groups_per_step
@@ -136,7 +140,10 @@ class Consumer:
         if too_few or not samples:
             return result
         shown = to_score(samples, result.shown_groups)
-        inputs = StepInputs(samples, self.algorithm, gate=True, version=before, shown=shown)
+        said = await self.ask_teachers(samples) if self.ask_teachers else {}
+        inputs = StepInputs(
+            samples, self.algorithm, True, before, shown=shown, teacher_logprobs=said
+        )
         async with self._policy.changing():
             began = time.monotonic()
             with span(TRAINER, "train", step=step):

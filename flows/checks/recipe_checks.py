@@ -18,6 +18,7 @@ from flows.checks.servers import (
     sharing_problems,
 )
 from flows.checks.store_checks import store_cautions, store_problems
+from flows.checks.teachers import teacher_problems
 from flows.checks.trial.findings import findings_of
 from flows.checks.trial.request import request_of
 from flows.explain import nearest
@@ -44,7 +45,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
     problems += length_problems(recipe, plan)
     problems += [*_resources(recipe, plan), *served_problems(recipe, plan)]
-    problems += _options(recipe, plan)
+    problems += [*teacher_problems(recipe, plan), *_options(recipe, plan)]
     problems += [*_time_limits(plan), *memory_problems(recipe, plan)]
     problems += determinism_problems(recipe, plan)
     if problems:

@@ -30,9 +30,12 @@ def inexact_roles(stage: PlannedStage) -> Iterator[str]:
     for name, role in stage.roles.items():
         if role.reads_outputs:
             yield (
-                f"stage {stage.name}: what role {name} computes of a prompt (choices, or outputs of"
-                " a head) was not tested to be batch-invariant"
+                f"stage {stage.name}: what role {name} computes of a prompt (logprobs, or a head's"
+                " outputs) was not tested to be batch-invariant"
             )
+    for domain, teacher in stage.spec.served_teachers.items():
+        if teacher.url:
+            yield f"stage {stage.name}: nobody knows how exact the teacher of {domain} is"
     for domain in stage.spec.sampled_domains:
         if any(reward.name == EXTERNAL_JUDGE for reward in rewards_of(domain)):
             yield (

@@ -17,9 +17,12 @@ from typing import Any
 from engines.chat import Chat
 from engines.types import Message, Problem
 from infra.errors import InputError
+from tasks.model_folder.folder_chat import CHAT_FILES
+from tasks.model_folder.model_files import ModelFiles
 from tasks.opd.spec import STUDENT, OpdSpec
-from tasks.rl.body import train
+from tasks.rl.body import Teachers, train
 from tasks.rl.spec import RlSettings, RlSpec
+from tasks.served.served_teachers import ServedTeacher, ServedTeachers
 from tasks.stage import StageContext, require_inputs
 
 _PROBE = Problem("probe", "probe", (Message("user", "1+1"),), thinking=True)
@@ -30,12 +33,31 @@ async def run(spec: OpdSpec, context: StageContext) -> dict[str, float]:
 
     Raises what `rl` raises; InputError for a teacher of another tokenizer or architecture.
     """
-    names = [domain.name for domain in spec.domains]
+    served = spec.settings.served_teachers
+    names = [domain.name for domain in spec.domains if domain.name not in served]
     require_inputs(context, [STUDENT, *names])
     teachers = {name: context.inputs[name] for name in names}
     check_other_weights(context.input_records, names)
     await asyncio.to_thread(check_same_tokens, context.inputs[STUDENT], teachers)
-    return await train(_as_rl(spec), context, teachers)
+    await asyncio.to_thread(_check_vocabularies, context, served)
+    return await train(_as_rl(spec), context, Teachers(teachers, ServedTeachers(served)))
+
+
+def _check_vocabularies(context: StageContext, served: Mapping[str, ServedTeacher]) -> None:
+    """Of served teachers, which may have another template. Raises InputError."""
+    student = Chat.load(context.inputs[STUDENT])
+    for domain, teacher in served.items():
+        role = teacher.served_role(domain)
+        if role is not None:
+            difference = other_vocabulary(student, Chat.load(context.inputs[role.input]))
+        else:
+            with ModelFiles(teacher.tokenizer).on_this_machine(CHAT_FILES) as folder:
+                difference = other_vocabulary(student, Chat.load(folder))
+        if difference:
+            raise InputError(
+                f"the served teacher of {domain} has another {difference} than the student, so it"
+                " cannot score the student's tokens; use a model of the same tokenizer"
+            )
 
 
 def check_other_weights(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -51,7 +73,8 @@ def check_other_weights(records: Mapping[str, Mapping[str, Any]], names: Sequenc
 
 def _as_rl(spec: OpdSpec) -> RlSpec:
     """One round of exactly as many groups as a step trains on: none is dropped for its rewards."""
-    settings = RlSettings(**dict(spec.settings), oversample=1.0, refill_rounds=0)
+    shared = {name: value for name, value in spec.settings if name in RlSettings.model_fields}
+    settings = RlSettings(**shared, oversample=1.0, refill_rounds=0)
     return RlSpec(seed=spec.seed, settings=settings, domains=spec.domains)
 
 
@@ -62,18 +85,28 @@ def check_same_tokens(student: Path, teachers: Mapping[str, Path]) -> None:
     """
     ours = Chat.load(student)
     for domain, folder in teachers.items():
-        theirs = Chat.load(folder)
-        what = ""
-        if theirs.vocabulary != ours.vocabulary:
-            what = f"tokenizer ({_difference(ours.vocabulary, theirs.vocabulary)})"
-        elif theirs.prompt_ids(_PROBE) != ours.prompt_ids(_PROBE):
-            what = "chat template (the same question gives different tokens)"
-        if what:
+        if what := other_tokens(ours, Chat.load(folder)):
             raise InputError(
                 f"the teacher of {domain} ({folder}) has another {what} than the student"
                 f" ({student}), so it cannot score the student's tokens; use an expert that was"
                 " trained from the same base"
             )
+
+
+def other_tokens(student: Chat, teacher: Chat) -> str:
+    """What makes tokens mean something else to the teacher; empty if nothing does."""
+    if said := other_vocabulary(student, teacher):
+        return said
+    if teacher.prompt_ids(_PROBE) != student.prompt_ids(_PROBE):
+        return "chat template (the same question gives different tokens)"
+    return ""
+
+
+def other_vocabulary(student: Chat, teacher: Chat) -> str:
+    """How their ids differ; empty if they do not."""
+    if teacher.vocabulary == student.vocabulary:
+        return ""
+    return f"tokenizer ({_difference(student.vocabulary, teacher.vocabulary)})"
 
 
 def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:

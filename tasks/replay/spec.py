@@ -37,7 +37,10 @@ class ReplaySpec(StageSpec):
                 "it has not kept its rollouts; set `keep_rollouts: true` in its settings before it"
                 " runs"
             )
-        settings = RlSettings.model_validate(stage.policy.model_dump())
+        if stage.served_teachers:
+            raise InputError("its teachers are served, and what they said is not kept")
+        shared = stage.policy.model_dump(include=set(RlSettings.model_fields))
+        settings = RlSettings.model_validate(shared)
         names = [domain.name for domain in stage.sampled_domains] if stage.has_teachers else []
         return cls(seed=stage.seed, settings=settings, teachers=names)
 

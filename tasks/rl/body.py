@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
 from tasks.served.served_roles import RoleClients
+from tasks.served.served_teachers import ServedTeachers
 from tasks.stage import StageContext, Stopped
 
 
@@ -53,16 +55,25 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
-    return await train(spec, context, teachers={})
+    return await train(spec, context, None)
 
 
-async def train(
-    spec: RlSpec, context: StageContext, teachers: Mapping[str, Path]
-) -> dict[str, float]:
-    """The same, of which `opd` is the case with `teachers`: model folders by domain."""
+@dataclass(frozen=True, slots=True)
+class Teachers:
+    """By domain."""
+
+    folders: Mapping[str, Path]
+    """models in the trainer's ranks"""
+    served: ServedTeachers
+
+
+async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) -> dict[str, float]:
+    """The same, of which `opd` is the case with `teachers`."""
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
-        asked = RoleClients(stack, spec.domains)
+        asked = RoleClients(stack, spec.domains, teachers.served.roles if teachers else ())
+        if teachers:
+            teachers.served.connect(stack, asked)
         (roles, fleet), (chat, domains) = await run_both(
             _lease(stack, spec, context, model, teachers, asked),
             open_parts(
@@ -104,6 +115,7 @@ async def train(
         stack.push_async_callback(evaluation.close)
         source = phases or _data_source(spec, domains, context.checkpoints)
         loop = _loop(spec, context, source, roller, roles, policy, group_filter, evaluation.finish)
+        loop.consumer.ask_teachers = teachers and teachers.served.ask
         await _resume(context, record, loop, roles, policy, devices, timeline)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
@@ -147,7 +159,7 @@ async def _lease(
     spec: RlSpec,
     context: StageContext,
     model: Path,
-    teachers: Mapping[str, Path],
+    teachers: Teachers | None,
     asked: RoleClients,
 ) -> tuple[Roles, Fleet]:
     """Ranks first, then servers: every stage in this order, or two could wait for each other. Where
@@ -158,7 +170,7 @@ async def _lease(
             await prewarm(context.pool.servers)
     roles = await lease_roles(stack, spec.settings, spec.seed, context, model)
     if teachers:
-        await roles.trainer.load_teachers(teachers)
+        await roles.trainer.load_teachers(teachers.folders, teachers.served.domains)
     shares = None
     if context.resources.share:
         shares = roles.devices

@@ -124,9 +124,11 @@ class RlRecord:
         self.step, self.version = result.step, result.version
         for name in _TOTALS:
             self._totals[name] += metrics.get(name, 0.0)
-        for name, sums in self._sums.items():
-            if name in metrics:
-                sums.add(metrics[name])
+        for name in metrics:
+            if name.startswith("teacher_kl_"):  # of a domain
+                self._sums.setdefault(name, Sums())
+            if name in self._sums:
+                self._sums[name].add(metrics[name])
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
         self.verdicts.observe(result.sampled.groups)
@@ -232,9 +234,14 @@ class RlRecord:
             "checkpoint_seconds": totals["checkpoint_seconds"],
             **{name: totals[name] for name in _TOTALS},
             **self._stated(),
-            **sums["teacher_kl"].ends("teacher_kl"),  # where there are teachers
+            **self._teachers(),
             **self._scores(),
         }
+
+    def _teachers(self) -> dict[str, float]:
+        """How far they are at either end, all and each domain's, where there are any."""
+        ends = (s.ends(name) for name, s in self._sums.items() if name.startswith("teacher_kl"))
+        return {name: value for each in ends for name, value in each.items()}
 
     def _stated(self) -> dict[str, float]:
         """Of the data sheet's peak, where the device has one."""

@@ -1,4 +1,4 @@
-"""Which models the rewards of a stage ask, by role."""
+"""Which models the rewards of a stage ask, and which served ones teach it, by role."""
 
 from __future__ import annotations
 
@@ -75,20 +75,21 @@ def role_of(term: RewardSpec) -> ServedRole | None:
     return ServedRole(role_name(term), served.model, served.fleet, has_head, reads_outputs)
 
 
-def served_roles(domains: Iterable[AnyDomain]) -> dict[str, ServedRole]:
-    """Each once, by name. Raises InputError for a role that is described in two ways."""
+def served_roles(
+    domains: Iterable[AnyDomain], teachers: Iterable[ServedRole] = ()
+) -> dict[str, ServedRole]:
+    """Each once, by name, those of teachers last. Raises InputError for a role that is described
+    in two ways."""
     roles: dict[str, ServedRole] = {}
-    for domain in domains:
-        for role in _asked(domain):
-            known = roles.get(role.name, role)
-            both = replace(role, reads_outputs=known.reads_outputs or role.reads_outputs)
-            roles[role.name] = both
-            if replace(known, reads_outputs=both.reads_outputs) != both:
-                raise InputError(
-                    f"the role {role.name!r} is {_said(known)} and {_said(role)}: rewards of one"
-                    " role ask the same model with the same `fleet`; give one of them another"
-                    " `served.role`"
-                )
+    for role in (*(role for domain in domains for role in _asked(domain)), *teachers):
+        known = roles.get(role.name, role)
+        both = replace(role, reads_outputs=known.reads_outputs or role.reads_outputs)
+        roles[role.name] = both
+        if replace(known, reads_outputs=both.reads_outputs) != both:
+            raise InputError(
+                f"the role {role.name!r} is {_said(known)} and {_said(role)}: one role has one"
+                " model and one `fleet`; give one of them another `role`"
+            )
     return roles
 
 
@@ -97,7 +98,7 @@ def _asked(domain: AnyDomain) -> Iterator[ServedRole]:
 
 
 def _said(role: ServedRole) -> str:
-    return f"{'a reward model' if role.has_head else 'a judge'}, {role.model},"
+    return f"{'a reward model' if role.has_head else 'a language model'}, {role.model},"
 
 
 _STAGE = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -111,16 +112,21 @@ def is_stage(model: str) -> bool:
 class RoleClients:
     """Of one process: the stage's, or a rollout worker's. Its clients close with the stack."""
 
-    def __init__(self, stack: AsyncExitStack, domains: Iterable[AnyDomain]) -> None:
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        domains: Iterable[AnyDomain],
+        teachers: Iterable[ServedRole] = (),
+    ) -> None:
         """Raises InputError for a role that is described in two ways."""
         self._stack = stack
-        self.roles: Mapping[str, ServedRole] = served_roles(domains)
+        self.roles: Mapping[str, ServedRole] = served_roles(domains, teachers)
         self.addresses: Mapping[str, RoleAddress] = {}
         """where each role's model is asked; empty before `connect`"""
         self._clients: dict[str, RoleClient] = {}
 
     def of(self, role: str) -> RoleClient:
-        """For the rewards of a role."""
+        """For those who ask a role."""
         from engines.sglang.roles.role_client import RoleClient
 
         return self._clients.setdefault(role, RoleClient(role))

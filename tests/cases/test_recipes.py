@@ -57,7 +57,7 @@ CHANGES: list[tuple[str, str]] = [
     (f"{PATH}.1.curriculum_options={{topp: 5}}", f"{PATH}.1.curriculum_options: "),
     (
         f"{PATH}.1={{opd: {{steps: 1, optimizer: {{lr: 0.1}}}}}}",
-        f"{PATH}.1.opd: it has no teachers",
+        f"{PATH}.1.opd: it has no teacher for roman: write `teachers: {{roman: STAGE}}`",
     ),
     (
         f"{PATH}.0=distill",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,15 @@ class HfWeights:
         self._open: dict[str, Any] = {}
         self.file_of = self._files()
 
+    def require(self, names: Iterable[str]) -> None:
+        if lacking := [name for name in names if name not in self.file_of]:
+            raise InputError(
+                f"{self.folder} lacks the tensor {lacking[0]}: the model is not complete"
+            )
+
     def read(self, name: str) -> Tensor:
         """A whole tensor on the CPU, in the type it is stored in."""
-        if name not in self.file_of:
-            raise InputError(f"{self.folder} lacks the tensor {name}: the model is not complete")
+        self.require([name])
         return self._opened(self.file_of[name]).get_tensor(name)
 
     def _opened(self, file: str) -> Any:

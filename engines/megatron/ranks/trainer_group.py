@@ -100,13 +100,15 @@ class TrainerGroup(RankGroup):
         """What the KL term adds to each token's reward; for `kl.place: reward`."""
         return await self._step("token_rewards", inputs)
 
-    async def load_teachers(self, folders: Mapping[str, Path]) -> None:
-        """Hold a frozen model for each domain (HF folders), for on-policy distillation.
+    async def load_teachers(self, folders: Mapping[str, Path], served: Sequence[str] = ()) -> None:
+        """Have a frozen model for each domain (HF folders), for on-policy distillation; `served`
+        are the domains whose teachers others ask.
 
-        Raises InputError for one of another architecture.
+        Raises InputError for one of another architecture, or one that is not complete.
         """
         copies = {name: self._folders.copy(folder) for name, folder in folders.items()}
-        await self._call("load_teachers", copies, timeout_s=self._state_s * len(folders))
+        limit_s = self._state_s * max(len(folders), 1)
+        await self._call("load_teachers", copies, served, timeout_s=limit_s)
 
     async def logprobs(
         self,

@@ -174,6 +174,7 @@ class RlBatch:
             weights=weights,
             reference=in_loss,
             metrics=metrics,
+            top=teachers and teachers.top,
         )
 
     def _by_group(self, algorithm: Algorithm, own: NDArray[np.int64]) -> Floats:
@@ -313,8 +314,7 @@ class RlBatch:
         tokens_N = torch.tensor([s.num_trained_tokens for s in self.samples])
         total = tokens_N.new_zeros(int(rollout_N.max()) + 1).index_add(0, rollout_N, tokens_N)
         budgets_N = self._budgets(overlong.budget, "overlong.budget")
-        penalty = our_part(Overlong.code)
-        penalty_N = penalty(total[rollout_N], budgets_N, margin=overlong.margin)
+        penalty_N = our_part(Overlong.code)(total[rollout_N], budgets_N, margin=overlong.margin)
         return rewards_N + overlong.weight * penalty_N
 
     def _budgets(self, written: int | None, field: str) -> torch.Tensor:

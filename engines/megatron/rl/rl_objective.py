@@ -18,6 +18,7 @@ from engines.algorithms.parts import our_part
 from engines.algorithms.penalties import UNBIASED_KL, Kl
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
+from engines.megatron.rl.top_tokens import TopTokens
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import FlatSequences, Pack
 
@@ -38,6 +39,8 @@ class RlTargets:
     reference: NDArray[np.float32] | None = None
     """logprobs of the reference model of the KL term; None: no such term"""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    top: TopTokens | None = None
+    """of the teachers, for the loss `divergence`"""
 
 
 @dataclass(slots=True)
@@ -79,14 +82,15 @@ class RlObjective:
         return {
             "temperature": algorithm.temperature,
             "has_entropy_loss": algorithm.entropy_bonus > 0,
+            "compared": self.targets.top,
         }
 
     def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
         return int(self.units[indices].sum())
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
-        logprobs_R, entropies_R = scores
-        tokens = self._inputs(pack, logprobs_R)
+        logprobs_R, entropies_R = scores[:2]
+        tokens = self._inputs(pack, logprobs_R, scores[2:].t())
         policy = self.loss(tokens)
         loss_R, left_R = self._corrected(pack, tokens, policy.loss_R)
         reference_kl_R = self._reference_kl(pack, tokens)
@@ -116,8 +120,9 @@ class RlObjective:
         )
         return MicroBatchLoss(loss, units, sums, stacked(_peak(ratio)))
 
-    def _inputs(self, pack: Pack, logprobs_R: Tensor) -> LossInputs:
-        targets = self.targets
+    def _inputs(self, pack: Pack, logprobs_R: Tensor, compared_RK: Tensor) -> LossInputs:
+        """`compared_RK`: logprobs of the teachers' likeliest tokens."""
+        targets, top = self.targets, self.targets.top
         return LossInputs(
             logprobs_R=logprobs_R,
             old_logprobs_R=self._at(targets.old_logprobs, pack.targets, logprobs_R),
@@ -125,6 +130,7 @@ class RlObjective:
             segment_R=torch.from_numpy(pack.segment_of_row).to(logprobs_R.device),
             num_trained_B=self._at(self.num_trained, pack.sequences, logprobs_R),
             cp_group=self.layout.cp_group if self.layout.parallel.cp > 1 else None,
+            teacher=top and top.compared(pack, compared_RK),
         )
 
     def _corrected(

@@ -39,7 +39,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     teachers = None
     if "teachers" in algorithm.needs:
         assert trainer.teachers is not None, f"{algorithm.advantage.kind}: no teachers are loaded"
-        teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
+        teachers = trainer.teachers.score(trainer, batch, inputs)
     targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers, own)
     mismatch: dict[str, float] = {}
     shown: dict[int, Values] = {}

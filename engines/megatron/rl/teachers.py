@@ -1,36 +1,44 @@
 """Teachers: frozen models that score what the student sampled, each the samples of its domain.
 
-A teacher is a second set of this rank's weights (`Reference`), put in place of the student's for
-one forward pass: so it has the student's architecture and layout, and costs one more copy of the
-weights. Axes: K teachers, N samples, R trained tokens, T all tokens of the samples to train on.
+    the student's weights are set aside → of each teacher: weights are read from its folder into
+    their place, its samples are scored → the student's come back
+
+So a teacher has the student's architecture and layout, and a rank never holds more than two sets of
+weights, however many teachers there are. The files are mapped, so that a second reading comes from
+the host's page cache. Axes: K teachers, N samples, R trained tokens, T all tokens of the samples to
+train on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engines.algorithms.aggregation import trains
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron.adapters import PARAMETERS, adapters_off
 from engines.megatron.hf.folder import HfWeights
-from engines.megatron.hf.layout import load_weights
+from engines.megatron.hf.layout import mapped_weights
 from engines.megatron.model import PolicyModel
+from engines.megatron.rl.top_tokens import TopTokens
 from infra.errors import InputError, TrainingStopped
 
 if TYPE_CHECKING:
     from engines.megatron.rl.rl_batch import RlBatch
     from engines.megatron.rl.trainer import RlTrainer
+    from engines.step_inputs import StepInputs
+
+Floats: TypeAlias = NDArray[np.float32]
 
 
 class Reference:
@@ -45,13 +53,20 @@ class Reference:
 
     @contextmanager
     def in_place(self, policy: PolicyModel) -> Generator[None]:
-        own = _copies(policy)
-        _put(policy, self.weights)
-        try:
-            with adapters_off(policy):
-                yield
-        finally:
-            _put(policy, own)
+        with _set_aside(policy):
+            _put(policy, self.weights)
+            yield
+
+
+@contextmanager
+def _set_aside(policy: PolicyModel) -> Generator[None]:
+    """Others may take the place of the policy's weights, which come back; adapters are off."""
+    own = _copies(policy)
+    try:
+        with adapters_off(policy):
+            yield
+    finally:
+        _put(policy, own)
 
 
 def _copies(policy: PolicyModel) -> list[Tensor]:
@@ -81,6 +96,8 @@ class TeacherScores:
     """float64; NaN where a teacher was not asked, which is at the samples of other domains"""
     weights_NK: Tensor
     """float64; 1 where the sample is of the teacher's domain, else 0"""
+    top: TopTokens | None = None
+    """each place's likeliest tokens, to the teacher of its sample; None if none were asked for"""
 
     def metrics(self, student_logprobs_R: Tensor) -> dict[str, float]:
         """Mean of student's - teacher's logprob: estimates KL(student || teacher) in nats a token.
@@ -98,54 +115,72 @@ class TeacherScores:
 
 
 class Teachers:
-    """One frozen model a domain."""
+    """One frozen model a domain: in an HF folder, of which at most one is in memory, or behind
+    servers that somebody else asks."""
 
-    def __init__(self, trainer: RlTrainer, folders: Mapping[str, Path]) -> None:
-        """Load the HF folders' weights, by domain. Raises InputError for another architecture."""
-        self._models: dict[str, Reference] = {}
+    def __init__(
+        self, trainer: RlTrainer, folders: Mapping[str, Path], served: Sequence[str] = ()
+    ) -> None:
+        """`served`: the other domains. Raises InputError for a folder of another architecture, or
+        one that lacks weights."""
+        self._folders = dict(folders)
+        self._domains = (*folders, *served)
         for domain, folder in folders.items():
             _check_shape(domain, model_shape(read_config(folder)), trainer.shape)
-            weights = HfWeights(folder)
-            fill = partial(
-                *(load_weights, trainer.policy, trainer.shape, trainer.layout),
-                *(weights.read, weights.file_of),
-            )
-            self._models[domain] = Reference(trainer.policy, fill)
+            stored = HfWeights(folder)
+            for weight in mapped_weights(trainer.policy, trainer.shape, trainer.layout):
+                stored.require(weight.names)
 
-    def weights(self) -> Iterator[Tensor]:
-        """Of all teachers."""
-        for model in self._models.values():
-            yield from model.weights
-
-    def score(self, trainer: RlTrainer, batch: RlBatch, temperature: float) -> TeacherScores:
-        """Each sample under its domain's teacher. A collective.
+    def score(self, trainer: RlTrainer, batch: RlBatch, inputs: StepInputs) -> TeacherScores:
+        """Each sample under its domain's teacher, with the teacher's likeliest tokens of each place
+        if the loss compares them. A collective.
 
         Raises TrainingStopped for a sample whose domain has no teacher.
         """
         domains = [s.domain for s in batch.samples]
         self._check_domains(domains)
         trained = batch.trained()
-        logprobs_KT = np.full((len(self._models), batch.learned.num_tokens), np.nan, np.float32)
-        for row, (domain, model) in zip(logprobs_KT, self._models.items(), strict=True):
-            chosen = _places(domain, domains[: len(batch.num_trained)])
-            if len(chosen):
-                with model.in_place(trainer.policy):
-                    scored = trainer.score(batch.learned, temperature, chosen)
-                places = batch.trained(chosen)
-                row[places] = scored[places]
-        weights = [[float(domain == name) for name in self._models] for domain in domains]
+        vocab, num_top = trainer.shape.vocab, inputs.algorithm.compared_tokens
+        count = vocab if num_top == "all" else min(num_top or 0, vocab)
+        top = TopTokens.empty(trained, count, vocab) if count else None
+        head = {"temperature": inputs.algorithm.temperature, "num_top": count}
+        numbers = 2 + 2 * count if count else 1
+        logprobs_KT = np.full((len(self._domains), batch.learned.num_tokens), np.nan, np.float32)
+        with _set_aside(trainer.policy) if self._folders else nullcontext():
+            for row, (domain, folder) in zip(logprobs_KT, self._folders.items(), strict=False):
+                chosen = _places(domain, domains[: len(batch.num_trained)])
+                if len(chosen):
+                    trainer.load_folder(folder)
+                    places = batch.trained(chosen)
+                    said = trainer.read_all(batch.learned, head, chosen, places, numbers)
+                    row[places] = said[0]
+                    if top is not None:
+                        top.fill(places, said[1:])
+        self._put_served(logprobs_KT, batch, inputs)
+        weights = [[float(domain == name) for name in self._domains] for domain in domains]
         return TeacherScores(
-            domains=tuple(self._models),
+            domains=self._domains,
             logprobs_KR=torch.from_numpy(logprobs_KT[:, trained]).double(),
             weights_NK=torch.tensor(weights, dtype=torch.float64),
+            top=top,
         )
 
+    def _put_served(self, logprobs_KT: Floats, batch: RlBatch, inputs: StepInputs) -> None:
+        """Put what servers said of each sample where the sample's tokens are."""
+        rows = {domain: row for row, domain in enumerate(self._domains)}
+        trained = (n for n, s in enumerate(inputs.samples) if trains(s, inputs.algorithm.truncated))
+        for number, position in enumerate(trained):
+            if (said := inputs.teacher_logprobs.get(position)) is not None:
+                first = int(batch.learned.starts[number])
+                row = rows[inputs.samples[position].domain]
+                logprobs_KT[row, first : first + len(said)] = said
+
     def _check_domains(self, domains: list[str]) -> None:
-        missing = sorted(set(domains) - self._models.keys())
+        missing = sorted(set(domains) - set(self._domains))
         if missing:
             raise TrainingStopped(
                 f"samples of {', '.join(missing)} have no teacher; there is one for each of"
-                f" {', '.join(self._models)}. Give the stage a teacher for every domain"
+                f" {', '.join(self._domains)}. Give the stage a teacher for every domain"
             )
 
 
@@ -157,6 +192,6 @@ def _check_shape(domain: str, teacher: ModelShape, student: ModelShape) -> None:
     if teacher != student:
         raise InputError(
             f"the teacher of {domain} does not have the student's architecture: {teacher}, the"
-            f" student is {student}. Teachers run in the student's trainer; use experts"
+            f" student is {student}. Teachers run in the student's trainer; use models"
             " that were trained from the same base"
         )

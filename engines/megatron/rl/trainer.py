@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.devices.device_kinds import TrainerPart
+from engines.megatron import device
 from engines.megatron.adapters import adapters_off
 from engines.megatron.hf.layout import served_weights
 from engines.megatron.model import PolicyModel
@@ -71,13 +75,32 @@ class RlTrainer(SftTrainer):
             with adapters_off(self.policy):
                 return self.score(flat, temperature)
         if self._reference is None:
-            self._reference = Reference(self.policy, self._load_model)
+            self._reference = Reference(self.policy, partial(self.load_folder, self._model))
         with self._reference.in_place(self.policy):
             return self.score(flat, temperature)
 
-    def load_teachers(self, folders: Mapping[str, Path]) -> None:
-        """Keep a frozen model for each domain, for steps with the distillation advantage."""
-        self.teachers = Teachers(self, folders)
+    def read_all(
+        self,
+        flat: FlatSequences,
+        head: Mapping[str, Any],
+        indices: NDArray[np.int64],
+        places: NDArray[np.int64],
+        numbers: int,
+    ) -> NDArray[np.float32]:
+        """[numbers, places] the first ones that the head says of each trained token of these
+        sequences. The tokens are at these ascending `places`. A collective."""
+        whole = torch.zeros(numbers, len(places), device=device.device())
+        said = self.said(flat, head, indices)
+        for pack, each in said if self.layout.is_loss_rank else []:
+            whole[:, torch.from_numpy(np.searchsorted(places, pack.targets))] = each[:numbers]
+        if self.layout.world > 1:
+            dist.all_reduce(whole)
+        return whole.cpu().numpy()
+
+    def load_teachers(self, folders: Mapping[str, Path], served: Sequence[str] = ()) -> None:
+        """Remember where each domain's frozen model is, for steps that ask for teachers; what those
+        of the domains `served` say is given with each step."""
+        self.teachers = Teachers(self, folders, served)
 
     # Weights
 
@@ -85,8 +108,6 @@ class RlTrainer(SftTrainer):
         yield from super().tensors_of(part)
         if part == "frozen" and self._reference is not None:
             yield from self._reference.weights
-        if part == "frozen" and self.teachers is not None:
-            yield from self.teachers.weights()
 
     def trained_weights(self) -> TrainedWeights:
         """This rank's share of the weights as a transport takes them."""

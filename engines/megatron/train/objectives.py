@@ -98,8 +98,8 @@ def training_step(objective: Objective) -> Any:
 
 
 def scoring_step(head: Mapping[str, Any]) -> Any:
-    """The same for what the model's head says first of each token; nothing is learned."""
-    return partial(_forward, _score_of, head)
+    """The same for what the model's head says of each token; nothing is learned."""
+    return partial(_forward, _scores_of, head)
 
 
 def _forward(
@@ -125,5 +125,5 @@ def _loss_of(
     return part.loss, units, (part.sums, part.peaks)
 
 
-def _score_of(pack: Pack, scores: Tensor, non_loss_data: bool = True) -> Tensor:
-    return scores[0]
+def _scores_of(pack: Pack, scores: Tensor, non_loss_data: bool = True) -> Tensor:
+    return scores

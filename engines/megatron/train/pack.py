@@ -314,3 +314,12 @@ def runs(starts: Ints, lengths: Ints) -> Ints:
     """start, start + 1, ... for each length, end to end: runs([5, 0], [2, 3]) is [5 6 0 1 2]."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+
+
+def in_turn(packs: Sequence[Pack], under_way: int) -> Iterator[Pack]:
+    """Each pack; the angles of one are given back when its backward pass is over, as at most
+    `under_way` of them are between their passes: they take more than all else of a pack."""
+    for number, pack in enumerate(packs):
+        if number >= under_way:
+            packs[number - under_way].forget_angles()
+        yield pack

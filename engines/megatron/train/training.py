@@ -50,7 +50,7 @@ from engines.megatron.train.checkpoint import CheckpointBeingWritten, TrainingSt
 from engines.megatron.train.objectives import Objective, scoring_step, training_step
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.optimizer_shards import optimizer_parts
-from engines.megatron.train.pack import FlatSequences, Pack, build_pack
+from engines.megatron.train.pack import FlatSequences, Pack, build_pack, in_turn
 from engines.megatron.train.sleep import HostMemory, SleepingMemory, on_device, put_to_sleep
 from engines.megatron.train.stopwatch import Stopwatch
 from infra.errors import TrainingStopped
@@ -105,7 +105,7 @@ class Training:
         self.network = build_model(self.shape, self.config, self.layout)
         self._routers = Routers.of(self.network, self.config)
         self._model = model
-        self._load_model()
+        self.load_folder(model)
         freeze(self.network, frozen)
         if spec.lora is not None:
             add_adapters(self.network, spec.lora, self.shape, self.layout, seed)
@@ -123,8 +123,9 @@ class Training:
         self._state = TrainingState(*state, has_adapters=spec.lora is not None)
         self._writing: CheckpointBeingWritten | None = None
 
-    def _load_model(self) -> None:
-        weights = HfWeights(self._model)
+    def load_folder(self, folder: Path) -> None:
+        """Put an HF folder's weights in place of the model's; the optimizer knows nothing of it."""
+        weights = HfWeights(folder)
         load_weights(self.network, self.shape, self.layout, weights.read, weights.file_of)
 
     def _data_parallel(self, network: PackedModel) -> DistributedDataParallel:
@@ -208,7 +209,7 @@ class Training:
         """Run Megatron's schedule; returns what `forward` left on the last pipeline stage."""
         return self._run_schedule(
             forward_step_func=forward,
-            data_iterator=_in_turn(packs, self.layout.parallel.pp),
+            data_iterator=in_turn(packs, self.layout.parallel.pp),
             model=[self._ddp],
             num_microbatches=len(packs),
             # Shapes travel with the tensors (variable_seq_lengths); these are not used.
@@ -257,7 +258,6 @@ class Training:
 
     # Scoring
 
-    @torch.no_grad()
     def read(
         self,
         flat: FlatSequences,
@@ -267,12 +267,19 @@ class Training:
         """What the model's head says first of every trained token, as flat as the tokens; 0 for
         the others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""
         chosen = np.arange(len(flat.lengths)) if indices is None else indices
+        scored = [(pack, said[0]) for pack, said in self.said(flat, head, chosen)]
+        return self.gathered(scored, flat.num_tokens)
+
+    @torch.no_grad()
+    def said(
+        self, flat: FlatSequences, head: Mapping[str, Any], chosen: NDArray[np.int64]
+    ) -> list[tuple[Pack, Tensor]]:
+        """All that the head says of this rank's packs; none before the last pipeline stage."""
         packs = self._packs(flat, chosen)
         # A pass forward is a third of one there and back.
         self.scored_flops += float(self._flops(flat)[chosen].sum()) / 3
         scored = self._schedule(packs, scoring_step(head), forward_only=True)
-        pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
-        return self.gathered(pairs, flat.num_tokens)
+        return list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
 
     def gathered(self, scored: Sequence[tuple[Pack, Tensor]], total: int) -> NDArray[np.float32]:
         """All ranks' scores of their packs' trained tokens as one [total] array, everywhere."""
@@ -389,12 +396,3 @@ class Training:
         for _ in self.hf_tensors():
             pass
         return {}
-
-
-def _in_turn(packs: Sequence[Pack], under_way: int) -> Iterator[Pack]:
-    """Each pack; the angles of one are given back when its backward pass is over, as at most
-    `under_way` of them are between their passes: they take more than all else of a pack."""
-    for number, pack in enumerate(packs):
-        if number >= under_way:
-            packs[number - under_way].forget_angles()
-        yield pack

@@ -111,6 +111,14 @@ class RoleClient:
             asked = [scorer.logprob([*prompt, *ids], len(ids)) for ids in written]
             return list(await asyncio.gather(*asked))
 
+    async def token_logprobs(
+        self, ids: Sequence[int], last: int, *, timeout_s: float
+    ) -> list[float]:
+        """Of each of the `last` tokens of a text. Raises InputError, EngineError."""
+        self._check_length(len(ids) + 1)
+        async with self._place(timeout_s):
+            return await self._connected.scorer.token_logprobs(ids, last)
+
     async def outputs(
         self, problem: Problem, turns: Sequence[Message], *, timeout_s: float
     ) -> list[float]:

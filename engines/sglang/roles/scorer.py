@@ -35,6 +35,10 @@ class Scorer:
 
     async def logprob(self, ids: Sequence[int], last: int) -> float:
         """Of the `last` tokens of a prompt together; it is longer than that. Raises EngineError."""
+        return float(sum(await self.token_logprobs(ids, last)))
+
+    async def token_logprobs(self, ids: Sequence[int], last: int) -> list[float]:
+        """Of each of the `last` tokens of a prompt, at temperature 1. Raises EngineError."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
@@ -45,7 +49,7 @@ class Scorer:
         entries: list[Any] = reply["meta_info"]["input_token_logprobs"][-last:]
         if [entry[1] for entry in entries] != list(ids[-last:]):
             raise EngineError(f"asked for {last} log-probabilities, got {str(entries)[:300]}")
-        return float(sum(entry[0] for entry in entries))
+        return [float(entry[0]) for entry in entries]
 
     async def outputs(self, ids: Sequence[int]) -> list[float]:
         """Of the model's head after the last token. Raises EngineError."""

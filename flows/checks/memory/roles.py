@@ -225,7 +225,15 @@ def _trained(
         return
     layout = stage.resources.trainer
     needs = _trainer_needs(stage, trainer, layout, device_bytes)
-    policy = replace(needs, copies=_frozen_models(stage, trainer))
+    num_top, places = _likeliest_tokens(stage, size)
+    policy = replace(
+        needs,
+        copies=_references(stage, trainer),
+        has_teachers=stage.spec.has_teachers
+        and len(stage.spec.served_teachers) < len(stage.spec.sampled_domains),
+        num_top=num_top,
+        places=places,
+    )
     valued = replace(size, has_value_head=True, is_tied=False)
     trained = valued if "reward" in stage.spec.trained_roles else size
     yield RoleMemory(stage.name, "trainer", trained, policy, layout.world_size)
@@ -262,12 +270,21 @@ def longest_sequence(stage: PlannedStage) -> int:
     return max((domain.max_new_tokens for domain in stage.spec.sampled_domains), default=0)
 
 
-def _frozen_models(stage: PlannedStage, trainer: TrainerSettings) -> int:
+def _references(stage: PlannedStage, trainer: TrainerSettings) -> int:
     # Without its adapters a policy itself is the reference.
     policy = stage.spec.policy if trainer.lora is None else None
-    reference = policy is not None and "reference" in policy.algorithm.needs
-    teachers = len(stage.spec.sampled_domains) if stage.spec.has_teachers else 0
-    return int(reference) + teachers
+    return int(policy is not None and "reference" in policy.algorithm.needs)
+
+
+def _likeliest_tokens(stage: PlannedStage, size: ModelSize) -> tuple[int, int]:
+    """How many its teachers name of each place, and how many places a step has at most."""
+    policy = stage.spec.policy
+    wanted = policy and policy.algorithm.compared_tokens
+    if policy is None or not wanted:
+        return 0, 0
+    longest = max(domain.max_new_tokens for domain in stage.spec.sampled_domains)
+    places = policy.problems_per_step * policy.group_size * longest
+    return size.vocab if wanted == "all" else min(wanted, size.vocab), places
 
 
 def parts_of(role: RoleMemory) -> Mapping[str, int]:

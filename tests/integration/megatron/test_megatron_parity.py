@@ -53,6 +53,9 @@ ALGORITHMS = {
         },
     ),
     "opd": Algorithm(preset="opd", mini_batches=1),
+    "divergence": Algorithm.model_validate(
+        {"advantage": "distillation", "loss": {"kind": "divergence", "top_k": 7}}
+    ),
 }
 METRICS = ("loss", "grad_norm", "entropy", "ratio_mean", "ratio_max", "clip_fraction", "kl_k3")
 MORE = (
@@ -120,6 +123,7 @@ TELLING = [
     *[("cp2", "qwen3 gspo", "kept"), ("dp2", "qwen3 gspo", "kept"), ("cp2", "qwen3 opsm", "kept")],
     *[(layout, "qwen3 corrected", "kept") for layout in LAYOUTS],
     *[("dp2", "qwen3 opd", "kept"), ("tp2", "qwen3 opd", "kept"), ("pp2", "qwen3 opd", "kept")],
+    ("tp2-pp2", "qwen3 divergence", "kept"),
     ("tp2-pp2", "qwen3 token_mean", "layers"),
     ("tp2-cp2", "qwen3 corrected", "attention"),
     ("dp2-cp2", "qwen3 gspo", "kept"),

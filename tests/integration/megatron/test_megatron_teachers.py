@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import one_rank
 from engines.megatron.rl.rl_batch import RlBatch
 from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
+from engines.megatron.train.sleep import on_device
 from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.errors import InputError, TrainingStopped
@@ -66,7 +70,7 @@ def test_each_sample_is_scored_by_its_own_domains_teacher(folders: dict[str, Pat
     trainer = with_teachers(folders)
     before = [p.detach().clone() for p in trainer.policy.parameters()]
     batch = RlBatch.of(rollouts(trainer), OPD)
-    scores = trainer.teachers.score(trainer, batch, OPD.temperature)
+    scores = trainer.teachers.score(trainer, batch, StepInputs(batch.samples, OPD))
     assert scores is not None
     assert scores.domains == DOMAINS
     after = list(trainer.policy.parameters())
@@ -97,6 +101,80 @@ def test_a_step_pulls_towards_the_teachers_and_rewards_play_no_part(
     assert other.rl_step(StepInputs(turned, OPD, True, 0)).metrics["loss"] == metrics["loss"]
     pairs = zip(trainer.policy.parameters(), other.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_served_teacher_teaches_what_one_in_the_ranks_does(folders: dict[str, Path]) -> None:
+    trainer, other = with_teachers(folders), trainer_of(folders["student"])
+    batch = rollouts(trainer)
+    plain = OPD.model_copy(update={"temperature": 1.0})
+    said = trainer_of(folders["tales"]).logprobs([s.tokens for s in batch])
+    given = {n: np.array(said[n], np.float32) for n, s in enumerate(batch) if s.domain == "tales"}
+    other.load_teachers({"sums": folders["sums"]}, ["tales"])
+    inputs = StepInputs(batch, plain, teacher_logprobs=given)
+    found = other.rl_step(inputs).metrics
+    wanted = trainer.rl_step(StepInputs(batch, plain)).metrics
+    for name in ("loss", "teacher_kl", "teacher_kl_sums", "teacher_kl_tales", "grad_norm"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
+def whole(trainer: RlTrainer, batch: RlBatch) -> NDArray[np.float64]:
+    """[R, V] logprobs of all tokens at each trained place."""
+    vocab, everything = trainer.shape.vocab, np.arange(len(batch.learned.lengths))
+    head = {"temperature": OPD.temperature, "num_top": vocab}
+    said = trainer.read_all(batch.learned, head, everything, batch.trained(), 2 + 2 * vocab)
+    found = np.empty((said.shape[1], vocab))
+    np.put_along_axis(found, said[2 + vocab :].T.astype(int), said[1 : 1 + vocab].T, 1)
+    return found
+
+
+@pytest.mark.parametrize(("direction", "top_k"), [("reverse", "all"), ("forward", 5)])
+def test_the_loss_of_whole_distributions_is_that_of_float64_and_falls(
+    folders: dict[str, Path], direction: str, top_k: int | str
+) -> None:
+    trainer = with_teachers(folders)
+    samples = rollouts(trainer)
+    algorithm = Algorithm.model_validate({
+        "advantage": "distillation", "temperature": OPD.temperature, "mini_batches": 1,
+        "loss": {"kind": "divergence", "direction": direction, "top_k": top_k},
+    })  # fmt: skip
+    batch = RlBatch.of(samples, algorithm)
+    student = whole(trainer, batch)
+    taught = np.repeat(np.arange(8) % 2, batch.num_trained)
+    both = [whole(trainer_of(folders[domain]), batch) for domain in DOMAINS]
+    teacher = np.where(taught[:, None] == 0, *both)
+    count = student.shape[1] if top_k == "all" else int(top_k)
+    order = np.argsort(-teacher, 1)
+    s, t = (np.take_along_axis(np.exp(x), order, 1) for x in (student, teacher))
+    if count < student.shape[1]:
+        s, t = (np.c_[x[:, :count], x[:, count:].sum(1)] for x in (s, t))
+    p, q = (s, t) if direction == "reverse" else (t, s)
+    metrics = [trainer.rl_step(StepInputs(samples, algorithm, True, 0)).metrics]
+    assert metrics[0]["loss"] == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-4)
+    metrics += [trainer.rl_step(StepInputs(samples, algorithm)).metrics for _ in range(3)]
+    assert metrics[3]["loss"] < 0.9 * metrics[0]["loss"]
+
+
+def test_ten_teachers_take_no_more_memory_than_one(folders: dict[str, Path]) -> None:
+    """A rank holds the student's weights and one other set, while it scores; nothing afterwards."""
+    trainer = trainer_of(folders["student"])
+    names = [f"domain{n}" for n in range(10)]
+    batch = rollouts(trainer)
+    batch = [replace(sample, domain=names[n % 10]) for n, sample in enumerate([*batch, *batch])]
+    model = sum(p.nbytes for p in trainer.policy.parameters())
+    seen: list[int] = []
+    read = trainer.read_all
+
+    def measured(*args: Any) -> Any:
+        seen.append(on_device(set())[0])
+        return read(*args)
+
+    before = on_device(set())[0]
+    trainer.load_teachers({name: folders[DOMAINS[n % 2]] for n, name in enumerate(names)})
+    assert on_device(set())[0] == before
+    trainer.read_all = measured
+    trainer.teachers.score(trainer, RlBatch.of(batch, OPD), StepInputs(batch, OPD))
+    assert len(seen) == 10
+    assert max(seen) - before == pytest.approx(model, rel=0.02)
 
 
 def test_a_student_of_its_own_weights_has_nothing_to_learn(folders: dict[str, Path]) -> None:

@@ -55,6 +55,20 @@ async def test_choices_have_the_probabilities_of_transformers(sglang_pair: Sglan
         assert logprobs == pytest.approx(_logprobs(sglang_pair.model, problem, choices), abs=1e-4)
 
 
+async def test_each_token_of_a_text_has_its_logprob(sglang_pair: SglangPair) -> None:
+    """As a served teacher is asked: a choice's tokens together have the choice's."""
+    chat = Chat.load(sglang_pair.model)
+    prompt, own = chat.prompt_ids(ASKED[0]), chat.turn_ids(ASKED[0], Message("assistant", "Yes"))
+    own = own[:-1] if own[-1] in chat.stop_token_ids else own
+    async with client(sglang_pair, sglang_pair.model) as teacher:
+        each = await teacher.token_logprobs([*prompt, *own], len(own), timeout_s=60)
+        longer = await teacher.token_logprobs([*prompt, *own], len(own) + 3, timeout_s=60)
+    assert len(each) == len(own)
+    assert longer[3:] == pytest.approx(each, abs=1e-5)
+    (wanted,) = _logprobs(sglang_pair.model, ASKED[0], ["Yes"])
+    assert sum(each) == pytest.approx(wanted, abs=1e-4)
+
+
 async def test_the_same_question_gets_the_same_answer(sglang_pair: SglangPair) -> None:
     async with client(sglang_pair, sglang_pair.model) as judge:
         asked = [

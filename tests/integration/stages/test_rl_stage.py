@@ -36,7 +36,7 @@ from tasks.rollout.body import run as run_rollout
 from tasks.rollout.spec import RolloutSpec
 from tasks.screen.body import run as run_screen
 from tasks.screen.spec import PASS_RATES_FILE, ScreenSpec
-from tasks.stage import StageContext, StageResources, StageSpec, Stopped
+from tasks.stage import Resources, StageContext, StageResources, StageSpec, Stopped
 from tests.integration.megatron.megatron_models import varied
 from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
 
@@ -283,6 +283,24 @@ def opd_spec() -> OpdSpec:
     rewards = [{"name": "constraints", "outcome": True}]  # all alike: none of them trains
     domains = [{**DOMAIN, "name": name, "rewards": rewards} for name in ("twin", "master")]
     return OpdSpec.model_validate({"settings": settings, "domains": domains})
+
+
+async def test_opd_asks_a_served_teacher_about_its_domain(
+    cluster: None, stage_root: Path, small_base: Path, tmp_path: Path
+) -> None:
+    master = varied(small_base, tmp_path / "master", seed=1, scale=5.0)
+    inputs = {"model": small_base, "twin": small_base, "role.master-teacher": master}
+    spec = opd_spec()
+    served = {"master": {"model": "base"}}
+    settings = {**spec.settings.model_dump(), "steps": 1, "served_teachers": served}
+    spec = OpdSpec.model_validate({"settings": settings, "domains": spec.domains})
+    pool = Resources(trainer_ranks=1, servers=2)
+    context = stage_context(stage_root, "opd-served", inputs, pool=pool)
+    await run_opd(spec, context)
+    assert isinstance(context.reporter, ListReporter)
+    step = context.reporter.steps[1]
+    assert abs(step["teacher_kl_twin"]) < 1e-4
+    assert step["teacher_kl_master"] > 0.1
 
 
 async def test_opd_hears_each_domains_teacher_and_ends_alike_when_stopped_on_the_way(

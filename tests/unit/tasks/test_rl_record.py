@@ -69,7 +69,7 @@ def step(number, *samples, teacher_kl=None):
     sampled = Sampled(groups, groups, waves=1, seconds=0.5)
     trained = {"entropy": 1.0, "mismatch_mean": number * 1e-6, "tokens": 8.0}
     if teacher_kl is not None:
-        trained["teacher_kl"] = teacher_kl
+        trained |= {"teacher_kl": teacher_kl, "teacher_kl_d": teacher_kl / 2}
     return StepResult(number, number, sampled, groups, 1, trained, train_seconds=0.25)
 
 
@@ -215,6 +215,7 @@ def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(t
     summary = second.summary()
     assert summary["teacher_kl_first"] == (8 + 4 + 1) / 3
     assert summary["teacher_kl_last"] == (4 + 1 + 1) / 3
+    assert summary["teacher_kl_d_first"] == (4 + 2 + 0.5) / 3
     assert "teacher_kl_first" not in record(Reporter()).summary()
 
 

@@ -9,15 +9,18 @@ from tokenizers import Tokenizer
 
 from engines.algorithms.spec import Algorithm
 from flows.checks.recipe_checks import cautions, check_recipe
+from flows.checks.teachers import teacher_problems
+from flows.file_places import place_files
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.reports.report import Report, notes
 from infra.errors import InputError
+from tasks.durable.stage_identity import spec_content
 from tasks.opd.body import _as_rl, check_same_tokens
 from tasks.opd.spec import OpdSettings, OpdSpec
-from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder
+from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder, random_base
 from tests.parts.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
@@ -56,6 +59,60 @@ def test_the_experts_teach_what_sft_left_or_the_base() -> None:
     assert both["unified-rl"].inputs == alone["unified-rl"].inputs == {"model": "unified-opd"}
 
 
+TAUGHT = "{opd: {steps: 1, optimizer: {lr: 0.1}, teachers: {agent: %s}}}"
+
+
+def test_a_stage_or_a_folder_teaches_wherever_it_is_written() -> None:
+    there = f"experts.agent.path.1={TAUGHT % 'base'}"
+    within = {s.name: s for s in plan_post_train(load_recipe("cpu-smoke", [there]))}
+    assert within["agent-opd"].inputs == {"model": "agent-sft", "agent": "base"}
+    some = plan("sft+opd", "unified.path.opd.teachers={agent: agent-sft, general: /models/mine}")
+    assert some["unified-opd"].inputs == {
+        "model": "unified-sft", "reasoning": "reasoning-rl", "agent": "agent-sft",
+        "general": "teacher-general",
+    }  # fmt: skip
+    assert some["teacher-general"].spec.imported_folder == "/models/mine"
+    # The names of its teachers are no part of what a stage is: their weights are.
+    assert spec_content(some["unified-opd"].spec) == spec_content(
+        plan("sft+opd")["unified-opd"].spec
+    )
+
+
+def test_a_served_teacher_is_a_role_of_the_stage_or_at_an_address() -> None:
+    big = "{agent: {model: /models/big, role: big}, general: {url: 'http://10.0.0.2:30000',"
+    big += " tokenizer: /models/mine}}"
+    served = plan("sft+opd", f"unified.path.opd.served_teachers={big}")["unified-opd"]
+    assert served.inputs == {
+        "model": "unified-sft", "reasoning": "reasoning-rl", "role.big": "role-big",
+    }  # fmt: skip
+    assert list(served.roles) == ["big"]
+    with pytest.raises(InputError, match=r"no stage before it makes it: name one of base"):
+        plan("opd", "unified.path.opd.served_teachers={agent: {model: unified-rl}}")
+
+
+def test_folders_of_teachers_are_seen_from_the_recipe(tmp_path: Path) -> None:
+    served = {"c": {"url": "http://a:1", "tokenizer": "./t"}, "d": {"model": "base"}}
+    opd = {"teachers": {"a": "./mine", "b": "a-sft"}, "served_teachers": served}
+    place_files({"unified": {"path": [{"opd": opd}]}}, tmp_path, ())
+    assert opd["teachers"] == {"a": str(tmp_path / "mine"), "b": "a-sft"}
+    assert served == {
+        "c": {"url": "http://a:1", "tokenizer": str(tmp_path / "t")}, "d": {"model": "base"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{}", "give exactly one of `model: STAGE-OR-FOLDER` and `url: ADDRESS`"),
+        ("{url: 'http://a:1'}", "tokenizer: belongs to `url`"),
+        ("{url: 'http://a:1', tokenizer: ./a, role: b}", "role and fleet: are of servers of"),
+    ],
+)
+def test_how_a_served_teacher_is_written(written: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan("opd", f"unified.path.opd.served_teachers={{agent: {written}}}")
+
+
 def test_the_other_stages_are_what_they_are_without_it() -> None:
     before, after = plan("sft"), plan("sft+opd")
     same = before.keys() - {"evaluate"}
@@ -70,6 +127,18 @@ def test_the_other_stages_are_what_they_are_without_it() -> None:
         (
             "experts.agent.path.1={opd: {steps: 1, optimizer: {lr: 0.1}}}",
             r"experts\.agent\.path\.1",
+        ),
+        (
+            f"experts.agent.path.1={TAUGHT % 'agent-sft'}",
+            r"agent\.path\.1\.opd\.teachers\.agent: agent-sft is the student itself",
+        ),
+        (
+            f"experts.agent.path.1={TAUGHT % 'general-rl'}",
+            r"teachers\.agent: no stage before it makes 'general-rl': name one of base,",
+        ),
+        (
+            f"experts.agent.path.1={TAUGHT.replace('agent:', 'gent:') % 'base'}",
+            r"teachers\.gent: its path has no such domain; it has agent",
         ),
     ],
 )
@@ -91,6 +160,8 @@ def test_only_opd_alone_from_a_random_base_is_warned_of() -> None:
 
 
 OPD, RL = "unified.path.opd", "unified.path.rl"
+SERVED = "steps: 1, optimizer: {lr: 0.1}, served_teachers: {agent: {model: base}}"
+WHOLE = "{advantage: distillation, loss: divergence}"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +173,12 @@ OPD, RL = "unified.path.opd", "unified.path.rl"
         ("opd", f"{OPD}.fleet.sglang={{nope: 1}}", "stage unified-opd: "),
         ("opd", f"{OPD}.trainer.megatron={{nope: 1}}", "stage unified-opd: "),
         ("sft+opd", f"{OPD}.fleet.sglang={{kv_cache_dtype: fp8_e5m2}}", "batch-invariant"),
+        ("sft+opd", f"{OPD}={{{SERVED}, algorithm: {{preset: opd, temperature: 0.7}}}}", "at temp"),
+        (
+            "sft+opd",
+            f"{OPD}={{{SERVED}, algorithm: {WHOLE}}}",
+            "give logprobs of sampled tokens only",
+        ),
         ("sft", "resources.stages={unified-odp: {servers: 1}}", "did you mean `unified-opd`"),
     ],
 )
@@ -135,6 +212,26 @@ def test_two_stages_of_one_name_are_refused() -> None:
         plan_post_train(odd)
 
 
+def test_check_compares_a_teachers_folder_with_the_base(tmp_path: Path) -> None:
+    base, teacher = random_base(tmp_path / "base"), random_base(tmp_path / "teacher")
+
+    def problems(folder: Path) -> list[str]:
+        teaches = f"unified.path.opd.teachers={{agent: {folder}}}"
+        made = recipe("opd", "base.random=null", f"base.folder={base}", teaches)
+        return list(teacher_problems(made, plan_post_train(made)))
+
+    assert problems(teacher) == []
+    tokenizer = Tokenizer.from_file(str(teacher / "tokenizer.json"))
+    tokenizer.add_tokens(["<|more|>"])
+    tokenizer.save(str(teacher / "tokenizer.json"))
+    (said,) = problems(teacher)
+    assert said.startswith(f"unified.path.0.opd.teachers.agent: {teacher} has another tokenizer")
+    assert "token '<|more|>' is unknown to the student" in said
+    (said,) = problems(random_base(tmp_path / "other", experts=4))
+    assert "has another architecture (" in said
+    assert "num_layers is 2 there and 1 here" in said
+
+
 def test_a_step_trains_on_every_problem_that_it_asks_for() -> None:
     settings = OpdSettings.model_validate(
         {"steps": 3, "problems_per_step": 5, "group_size": 2, "optimizer": {"lr": 1e-4},
@@ -142,7 +239,8 @@ def test_a_step_trains_on_every_problem_that_it_asks_for() -> None:
     )  # fmt: skip
     domain = recipe("sft").domains[0]
     made = _as_rl(OpdSpec(seed=4, settings=settings, domains=[domain]))
-    assert {**made.settings.model_dump(), **settings.model_dump()} == made.settings.model_dump()
+    shared = settings.model_dump(exclude={"teachers", "served_teachers"})
+    assert {**made.settings.model_dump(), **shared} == made.settings.model_dump()
     assert (made.settings.oversample, made.settings.refill_rounds) == (1.0, 0)
     assert (made.seed, made.domains) == (4, [domain])
 

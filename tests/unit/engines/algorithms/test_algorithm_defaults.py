@@ -40,6 +40,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cispo": {"clip_low": 1.0, "clip_high": 4.0},
     "dis": {"clip_low": 0.3, "clip_high": 5.0},
     "reinforce": {},
+    "divergence": {"direction": "reverse", "top_k": 64},
     "ratio": {"level": "token", "low": 0.5, "high": 2.0},
     "veto": {"floor": 1e-4},
     "opsm": {"delta": 1e-4},

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.algorithms import linear_logprobs as module
+from engines.algorithms.divergences import top_logprobs
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.memory import loss as tiling
 from tests.parts.gloo_ranks import over_ranks
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.unit
 ROWS, HIDDEN, VOCAB, WORLD = 9, 6, 24, 4
 SIZES = (1, 2, 4)
 COLUMNS = (5, VOCAB)
+SEVERAL = 0
+"""in place of a tile's columns: where several tokens of a row are asked for"""
 TEMPERATURE = 0.8
 
 
@@ -54,7 +57,18 @@ def share(rank: int) -> Found:
             )
             grads = torch.autograd.grad((torch.stack(found) * upstream).sum(), leaves)
             results[size, columns, fused] = [t.detach().numpy() for t in (*found, *grads)]
+        if rank < size:
+            results[size, SEVERAL, False] = several(hidden, whole.chunk(size)[rank], group)
     return results
+
+
+def several(hidden: Tensor, part: Tensor, group: dist.ProcessGroup) -> list[np.ndarray]:
+    """The likeliest tokens of each row, their logprobs by both ways, and hidden's gradient."""
+    leaf = hidden.clone().requires_grad_()
+    top, ids = top_logprobs(leaf.detach(), part, 4, temperature=TEMPERATURE, group=group)
+    again, _ = linear_logprobs(leaf, part, ids, temperature=TEMPERATURE, group=group)
+    (gradient,) = torch.autograd.grad((again * again.detach()).sum(), leaf)
+    return [t.detach().numpy() for t in (ids, top, again, gradient)]
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +93,19 @@ def test_ranks_that_share_the_vocabulary_agree_with_float64(
         wanted = (*scores.detach(), by_hidden, by_weight.chunk(size)[rank])
         for mine, theirs in zip(ranks[rank][size, columns, fused], wanted, strict=True):
             assert np.abs(mine - theirs.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.proof("loss divergence", "ranks")
+def test_the_likeliest_tokens_of_a_shared_vocabulary(size: int, ranks: list[Found]) -> None:
+    hidden, weight, *_ = inputs()
+    leaf = hidden.double().requires_grad_()
+    distribution = (leaf @ weight.double().t() / TEMPERATURE).log_softmax(-1)
+    top, ids = distribution.topk(4)
+    rest = distribution.exp().scatter(1, ids, 0).sum(1, keepdim=True).log()
+    (gradient,) = torch.autograd.grad((top * top.detach()).sum(), leaf)
+    for rank in range(size):
+        found = ranks[rank][size, SEVERAL, False]
+        assert (found[0] == ids.numpy()).all()
+        for mine, theirs in zip(found[1:], (torch.cat([top, rest], 1), top, gradient), strict=True):
+            assert mine == pytest.approx(theirs.detach().numpy(), rel=1e-5, abs=2e-5)

@@ -83,6 +83,20 @@ def test_a_frozen_model_costs_as_much_as_the_weights() -> None:
     assert trainer_memory(small(), needs).copies == 2 * 2 * 1464
 
 
+def test_teachers_cost_one_set_of_weights_while_they_score_however_many_there_are() -> None:
+    alone, taught = (
+        trainer_memory(small(), TrainerNeeds(Parallel(), "bf16", 1, has_teachers=there))
+        for there in (False, True)
+    )
+    assert taught.copies == 0
+    assert 2 * 1464 <= taught.activations <= alone.activations + 2 * 1464
+
+
+def test_likeliest_tokens_cost_eight_bytes_each_at_every_place_of_a_step() -> None:
+    needs = TrainerNeeds(Parallel(), "bf16", 1, has_teachers=True, num_top=64, places=1000)
+    assert trainer_memory(small(), needs).copies == 8 * 64 * 1000
+
+
 @pytest.mark.parametrize(("layout", "added"), [({}, 65536), ({"tp": 2}, 47104)])
 def test_only_adapters_have_gradients_and_an_optimizer(layout: dict[str, int], added: int) -> None:
     """A layer of rank 8: q and o 128 + 128, k and v 128 + 64, gate, up and down 128 + 256; together

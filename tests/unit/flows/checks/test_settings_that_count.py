@@ -34,7 +34,7 @@ def models_in(annotation: Any) -> Sequence[type[BaseModel]]:
 MARKED = {
     *("checkpoint_every", "keep_rollouts", "external"),
     *("micro_batch_tokens", "kernels", "max_total_tokens", "max_bad_share"),
-    *("routing", "max_turns_per_server", "model", "group"),
+    *("routing", "max_turns_per_server", "model", "group", "teachers", "tokenizer"),
 }
 
 

@@ -392,6 +392,7 @@ def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> N
         "engines.sglang.models",
         "engines.weights.broadcast.arrivals",
         "engines.weights.disk_delta.requests",
+        "tasks.model_folder.gguf_tokenizer",
         *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "missing_modules")),
         *(f"engines.sglang.cpu.{name}" for name in ("row_invariant", "seeded_sampling")),
         *(f"engines.sglang.{name}" for name in ("last_turn", "plugin", "routed_batch")),

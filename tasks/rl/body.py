@@ -115,7 +115,7 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
         stack.push_async_callback(evaluation.close)
         source = phases or _data_source(spec, domains, context.checkpoints)
         loop = _loop(spec, context, source, roller, roles, policy, group_filter, evaluation.finish)
-        loop.consumer.ask_teachers = teachers and teachers.served.ask
+        loop.consumer.ask_teachers = teachers.served.ask if teachers else None
         await _resume(context, record, loop, roles, policy, devices, timeline)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()

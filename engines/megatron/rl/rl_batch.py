@@ -174,7 +174,7 @@ class RlBatch:
             weights=weights,
             reference=in_loss,
             metrics=metrics,
-            top=teachers and teachers.top,
+            top=teachers.top if teachers else None,
         )
 
     def _by_group(self, algorithm: Algorithm, own: NDArray[np.int64]) -> Floats:

@@ -130,7 +130,7 @@ class RlObjective:
             segment_R=torch.from_numpy(pack.segment_of_row).to(logprobs_R.device),
             num_trained_B=self._at(self.num_trained, pack.sequences, logprobs_R),
             cp_group=self.layout.cp_group if self.layout.parallel.cp > 1 else None,
-            teacher=top and top.compared(pack, compared_RK),
+            teacher=top.compared(pack, compared_RK) if top else None,
         )
 
     def _corrected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -17,8 +18,9 @@ pytestmark = pytest.mark.unit
 SIZES = {"easy": (1, 2), "medium": (3, 4), "hard": (5, 7)}
 
 
-def shown(level: str, count: int = 700) -> list[Demonstration]:
-    return [*build("instructions", {"levels": [level]}).demonstrations(count, seed=1)]
+@cache
+def shown(level: str) -> list[Demonstration]:
+    return [*build("instructions", {"levels": [level]}).demonstrations(700, seed=1)]
 
 
 @pytest.mark.parametrize("level", SIZES)
@@ -42,7 +44,7 @@ def test_a_hundred_and_fifty_kinds_of_all_groups_are_asked_for() -> None:
     asked = {
         constraint["kind"]
         for level in SIZES
-        for one in shown(level, 1500)
+        for one in shown(level)
         for constraint in one.problem.reference["constraints"]
     }
     assert asked <= set(ALL_KINDS)
@@ -54,12 +56,12 @@ def test_a_hundred_and_fifty_kinds_of_all_groups_are_asked_for() -> None:
 def test_every_split_has_its_own_problems_and_a_seed_repeats_them() -> None:
     curriculum = build("instructions", {"levels": list(SIZES)})
     splits = ("sft", "rl", "distill", "heldout")
-    asked = {s: [p.messages[0].content for p in curriculum.problems(s, 200, 0)] for s in splits}
+    asked = {s: [p.messages[0].content for p in curriculum.problems(s, 60, 0)] for s in splits}
     for split in splits:
-        assert asked[split] == [p.messages[0].content for p in curriculum.problems(split, 200, 0)]
+        assert asked[split] == [p.messages[0].content for p in curriculum.problems(split, 60, 0)]
         others = {text for other in splits if other != split for text in asked[other]}
         assert others.isdisjoint(asked[split])
-    assert len(set(asked["heldout"])) == 200
+    assert len(set(asked["heldout"])) == 60
 
 
 def test_one_thing_is_not_many() -> None:

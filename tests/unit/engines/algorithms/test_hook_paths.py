@@ -110,8 +110,6 @@ def test_check_tries_the_custom_parts_of_a_recipe(tmp_path, monkeypatch) -> None
             "cpu-smoke", [f"hooks=[{hook}]", f"experts.agent.path.rl.algorithm.loss={loss}"]
         )
 
-    recipe = recipe_with("soft_clip:loss")
-    check_recipe(recipe, plan_post_train(recipe))
     recipe = recipe_with("soft_clip:lost")
     with pytest.raises(InputError, match=r"agent-rl: algorithm.loss: .*did you mean|Did you mean"):
         check_recipe(recipe, plan_post_train(recipe))

@@ -39,7 +39,7 @@ def test_a_row_of_a_product_is_the_same_among_any_number(
     weight, rows = torch.randn(outer, inner).to(dtype), torch.randn(128, inner).to(dtype)
     whole = linear(rows, weight)
     for start in (0, 5, 17):
-        for count in [*range(1, 49), 64, 100]:
+        for count in [*range(1, 49), 64, 100] if start == 0 else (1, 2, 7, 16, 33, 64, 100):
             part = filled_up(lambda x: linear(x, weight), rows[start : start + count].clone())
             assert torch.equal(part, whole[start : start + count]), (start, count)
 
@@ -80,7 +80,7 @@ class Cache:
     [
         (4, 2, 16, 600, None),
         (4, 2, 32, 257, None),
-        (14, 2, 64, 257, None),
+        (14, 2, 64, 90, None),
         (4, 2, 16, 90, 0),
         (4, 1, 32, 90, 20),
     ],

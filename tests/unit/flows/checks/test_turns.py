@@ -48,9 +48,7 @@ def test_fewer_turns_than_some_demonstrations_take_are_a_caution() -> None:
     assert "of 8 demonstrations of browsing take more turns, up to" in line
 
 
-@pytest.mark.parametrize(
-    ("advantage", "is_refused"), [("group", True), ("rloo", True), ("gigpo", False)]
-)
+@pytest.mark.parametrize(("advantage", "is_refused"), [("group", True), ("gigpo", False)])
 def test_rewards_of_turns_that_no_advantage_looks_at_are_refused(
     tmp_path: Path, advantage: str, is_refused: bool
 ) -> None:

@@ -150,7 +150,7 @@ class Expert(Config):
 
     domain: Domain | None = None
     """the name is optional; the default is the expert's key. Without a domain the path can hold
-    only `sft` on your own files, and nothing is evaluated"""
+    only stages that learn your own files, and nothing is evaluated"""
     path: Path
     """its stages in order, from the base on, e.g. `[{sft: {...}}, {rl: {...}}]`; `[]` evaluates the
     base in this domain"""

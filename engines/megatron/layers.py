@@ -55,9 +55,12 @@ class PackedAttention(MegatronModule):
         softmax_scale: float | None = None,
         k_channels: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        rotates: bool = True,
         **_: Any,
     ) -> None:
+        """`rotates`: queries and keys are not rotated yet."""
         super().__init__(config=config)
+        self.rotates = rotates
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["cp"])
         self.cp_group: dist.ProcessGroup = groups.cp
         head_size: Any = k_channels or config.kv_channels
@@ -78,10 +81,11 @@ class PackedAttention(MegatronModule):
     ) -> Tensor:
         """[T, N * D]."""
         pack = packed_seq_params
-        in_pairs = self.config.rotary_interleaved
-        cos, sin = (self.window and pack.window_angles) or pack.angles
-        query_TND = Rotate.apply(query_TND, cos, sin, in_pairs)
-        key_TGD = Rotate.apply(key_TGD, cos, sin, in_pairs)
+        if self.rotates:
+            in_pairs = self.config.rotary_interleaved
+            cos, sin = (self.window and pack.window_angles) or pack.angles
+            query_TND = Rotate.apply(query_TND, cos, sin, in_pairs)
+            key_TGD = Rotate.apply(key_TGD, cos, sin, in_pairs)
         if pack.key_rows is not None:
             # One gather for both halves the number of collectives.
             both = _GatherTokens.apply(torch.cat([key_TGD, value_TGD], -1), self.cp_group)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -23,6 +24,7 @@ from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import Rope
 from engines.megatron import device, kernels
+from engines.megatron.latent_attention import LatentAttention
 from engines.megatron.layers import RMSNorm, layer_spec
 from engines.megatron.options import AUX_LOSS
 from engines.megatron.options_table import filled
@@ -49,6 +51,7 @@ class PackedModel(GPTModel):
     def __init__(self, shape: ModelShape, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
         self.speeds, self.rope_scale = _speeds(shape.rope, shape), shape.rope.scale
+        self.rotary_dim = shape.rotary_dim
         self.window_speeds = _speeds(shape.window.rope, shape) if shape.window else None
         # Rounded as transformers rounds it.
         scale = torch.tensor(shape.embedding_scale, dtype=self.config.params_dtype)
@@ -69,7 +72,7 @@ class PackedModel(GPTModel):
         return super().forward(*args, packed_seq_params=pack, **kwargs)
 
     def _angles(self, pack: Pack, speeds: Tensor, scale: float = 1.0) -> Angles:
-        in_pairs, width = self.config.rotary_interleaved, self.config.kv_channels
+        in_pairs, width = self.config.rotary_interleaved, self.rotary_dim
         return rotary_factors(pack.positions, speeds, width, scale=scale, in_pairs=in_pairs)
 
     def _postprocess(  # pyrefly: ignore[bad-override]
@@ -86,7 +89,7 @@ class PackedModel(GPTModel):
 
 
 def _speeds(rope: Rope, shape: ModelShape) -> Tensor:
-    return torch.tensor(rope.inverse_frequencies(shape.head_dim), device=device.device())
+    return torch.tensor(rope.inverse_frequencies(shape.rotary_dim), device=device.device())
 
 
 class PolicyModel(PackedModel):
@@ -256,17 +259,21 @@ def _of_experts(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _layer(shape: ModelShape, config: TransformerConfig, number: int) -> ModuleSpec:
+    table, routed = shape.family.tensors, shape.is_routed(number)
+    spec = layer_spec(config, table.expert_layer if routed else table.layer, has_experts=routed)
+    if shape.latent is not None:
+        layer: Any = spec.submodules
+        layer.self_attention = ModuleSpec(LatentAttention, params={"shape": shape})
+    return spec
+
+
 def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PackedModel:
     """This rank's part of the model, weights still unset, on its device."""
     kind = ValueModel if shape.has_value_head else PolicyModel
-    first, table = get_transformer_layer_offset(config), shape.family.tensors
+    first = get_transformer_layer_offset(config)
     numbers = range(first, first + get_num_layers_to_build(config))
-    layers = [
-        layer_spec(config, table.expert_layer, has_experts=True)
-        if shape.is_routed(number)
-        else layer_spec(config, table.layer)
-        for number in numbers
-    ]
+    layers = [_layer(shape, config, number) for number in numbers]
     norm: Any = RMSNorm
     with device.cuda_means_cpu():
         model = kind(

@@ -79,6 +79,10 @@ def kept_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
 def attention_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
     """Of a layer's attention, without its output, which the projection after it keeps."""
     queries, keys = size.queries, size.keys
+    if size.latents:
+        # Heads are put together anew, from what is rotated and what is not, so no product is kept.
+        again = "core_attn" in recompute.modules
+        return size.latents + queries + (2 if cp == 1 or again else 2 * cp + 1) * keys
     head_norms = queries + keys if size.has_head_norms else 0
     projected = queries + 2 * keys
     """queries, keys and values come from one product; a view of it keeps it whole"""

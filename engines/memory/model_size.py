@@ -11,10 +11,10 @@ from typing import Any
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import Axes, HfTensor, linear_layers
 
-_WHOLE = {("hidden",), ("head",)}
+_WHOLE = {("hidden",), ("head",), ("latent",)}
 """rows of vectors that every tensor-parallel rank has whole: the norms' weights"""
-_ROUTER = ("experts",)
-"""rows of what a router has, which no rank shares either"""
+_OF_WHOLE_PARTS = {("experts",), ("query_latent",), ("latent_and_rotated_key",)}
+"""rows of what a router has, and of what makes latents, which no rank shares either"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class ModelSize:
     """in one layer, of whole hidden states; one that is computed in fp32 counts twice, as it keeps
     as much as two in bf16"""
     has_value_head: bool = False
+    cached: int = 0
+    """of a layer and token that a server caches on every device; 0: keys and values, by head"""
+    latents: int = 0
+    """of a layer and token that a trainer keeps of latents and of what it makes of them; 0: keys
+    and values are made from the hidden state"""
     linears: Mapping[str, LinearSize] = field(default_factory=dict[str, "LinearSize"])
     """one layer's matrices, by the last parts of their modules' names"""
 
@@ -76,7 +81,7 @@ def _is_norm(stored: tuple[HfTensor, ...]) -> bool:
 
 
 def _is_whole(tensor: HfTensor) -> bool:
-    return tensor.rows == _ROUTER or (tensor.columns is None and tensor.rows in _WHOLE)
+    return tensor.rows in _OF_WHOLE_PARTS or (tensor.columns is None and tensor.rows in _WHOLE)
 
 
 def size_of(shape: ModelShape) -> ModelSize:
@@ -102,7 +107,8 @@ def size_of(shape: ModelShape) -> ModelSize:
         ffn=ffn,
         vocab=shape.vocab,
         is_tied=shape.is_tied,
-        has_head_norms=any("self_attention.q_layernorm.weight" in kind for n, kind in kinds if n),
+        has_head_norms=shape.latent is None
+        and any("self_attention.q_layernorm.weight" in kind for n, kind in kinds if n),
         norms=max(sum(map(_is_norm, kind.values())) for n, kind in kinds if n)
         * (2 if shape.family.megatron.get("layernorm_zero_centered_gamma") else 1),
         split_weights=num_all - num_whole,
@@ -110,10 +116,18 @@ def size_of(shape: ModelShape) -> ModelSize:
         expert_weights=routed * axes.get("experts", 0) * sum(prod(t.size(axes)) for t in expert),
         experts_per_token=mixture.per_token if mixture else 0,
         has_value_head=shape.has_value_head,
+        cached=axes.get("latent_and_rotated_key", 0),
+        latents=_latents(axes) if shape.latent else 0,
         linears={
             name: LinearSize.of(tensor, axes) for name, tensor in linear_layers(table.layer).items()
         },
     )
+
+
+def _latents(axes: Axes) -> int:
+    """Both latents as their norms take and give them, and the heads' outputs as the last product
+    takes them: without what fills values up to the size of keys."""
+    return 2 * axes["query_latent"] + 2 * axes["latent"] + axes["values"]
 
 
 _QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}

@@ -66,11 +66,13 @@ def server_memory(size: ModelSize, needs: ServerNeeds) -> ServerMemory:
 
 
 def token_bytes(size: ModelSize, needs: ServerNeeds) -> int:
-    """Keys and values of one token on each device; a KV head lies whole on one or more devices."""
+    """Keys and values of one token on each device; a KV head lies whole on one or more devices, and
+    a latent on all of them."""
     heads = max(size.keys // size.head_dim // needs.tp, 1)
+    values = size.cached or 2 * heads * size.head_dim
     cache_type = str(needs.options.get("kv_cache_dtype", "auto"))
     value_bytes = 1 if cache_type.startswith("fp8") else _value_bytes(needs)
-    return 2 * size.num_layers * heads * size.head_dim * value_bytes
+    return size.num_layers * values * value_bytes
 
 
 def _weights(size: ModelSize, needs: ServerNeeds) -> int:

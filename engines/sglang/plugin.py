@@ -24,7 +24,7 @@ def register() -> None:
     server_hooks.install_mapped_weights()
     if not has_cuda():
         from engines.sglang import last_turn
-        from engines.sglang.cpu import cpu_attention
+        from engines.sglang.cpu import cpu_attention, latent_attention
         from engines.sglang.cpu import row_invariant as rows
         from engines.sglang.cpu import seeded_sampling as seeded
 
@@ -33,6 +33,7 @@ def register() -> None:
         last_turn.install()
         rows.install()
         seeded.install()
+        latent_attention.install()
     _registered = True
 
 

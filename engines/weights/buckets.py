@@ -9,6 +9,7 @@ buckets in all. A tensor that is larger than the limit goes alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 1 << 29
 TAKE_S = 120.0
 """what a server may take for weights of no size; more of them get time for their bytes"""
+
+_TAKEN_TOGETHER = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
+"""projections of one layer that SGLang makes one matrix of; of a request that brings only one of
+them it keeps nothing, and says nothing"""
 
 Size = tuple[int, ...]
 
@@ -129,15 +134,25 @@ def planned(weights: Sequence[Weight], limit: int, num_shards: int) -> Iterator[
     """Neighbours of one type that fit into `limit` bytes together, with what packing receives."""
     bucket: list[Weight] = []
     size = 0
-    for weight in weights:
-        needed = _whole_bytes(weight) + (weight.local.nbytes if num_shards > 1 else 0)
-        if bucket and (size + needed > limit or weight.local.dtype != bucket[0].local.dtype):
+    for taken in _taken_together(weights):
+        received = sum(weight.local.nbytes for weight in taken) if num_shards > 1 else 0
+        needed = sum(map(_whole_bytes, taken)) + received
+        if bucket and (size + needed > limit or taken[0].local.dtype != bucket[0].local.dtype):
             yield bucket
             bucket, size = [], 0
-        bucket.append(weight)
+        bucket += taken
         size += needed
     if bucket:
         yield bucket
+
+
+def _taken_together(weights: Sequence[Weight]) -> list[list[Weight]]:
+    """Each weight by itself, or with those that servers must get in the same request."""
+    taken: dict[str | int, list[Weight]] = {}
+    for number, weight in enumerate(weights):
+        layer, has_peers = _TAKEN_TOGETHER.subn(".", weight.tensors[0][0])
+        taken.setdefault(layer if has_peers else number, []).append(weight)
+    return list(taken.values())
 
 
 def _whole_bytes(weight: Weight) -> int:

@@ -89,6 +89,45 @@ EXAMPLES = {
             "tie_word_embeddings": False,
         },
     ),
+    # Heads of 12 numbers, 4 of them rotated, values of 8; every layer makes queries of 24 x 32 and
+    # 48 x 24, keys and values of (20 + 4) x 32 and 4 x 16 x 20, outputs of 32 x 32. Attention is
+    # (12 + 8) / 2 wide a head. A token passes the router, 8 x 32, two experts of 3 x 32 x 24 and
+    # one more for all: 7168.
+    "deepseek_v3": Example(
+        6 * (3 * (4 * (768 + 1152 + 768 + 1280 + 1024) + 4608 + 3 * 7168) + 6144 + 4 * 4 * 10 * 9),
+        {},
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "num_nextn_predict_layers": 0,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }
 
 

@@ -123,13 +123,20 @@ def refuse_window(shape: ModelShape, window: Any, without: str) -> ModelShape:
     return shape
 
 
+def is_fp8(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that its weights are FP8."""
+    quantised = config.get("quantization_config")
+    return isinstance(quantised, dict) and quantised.get("quant_method") == "fp8"
+
+
 def _refuse_quantised(config: Mapping[str, Any]) -> None:
     quantised = config.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        way_out = "; `tributary convert FOLDER NEW` writes FP8 in bfloat16" * is_fp8(config)
         raise InputError(
             f"config.json: quantization_config is set ({method}): quantised weights cannot be"
-            " trained; give the folder of the model in float32, bfloat16 or float16"
+            f" trained; give the folder of the model in float32, bfloat16 or float16{way_out}"
         )
 
 

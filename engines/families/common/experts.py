@@ -103,6 +103,16 @@ def sigmoid_routing(config: Mapping[str, Any], mixture: Mixture) -> dict[str, An
             f"config.json: n_group ({groups}) must divide the experts ({mixture.num_experts}), and"
             f" topk_group ({chosen}) must not be above it"
         )
+    if groups > 1 and (
+        mixture.per_token // chosen != 2
+        or mixture.num_experts // groups * chosen < mixture.per_token
+    ):
+        raise InputError(
+            f"config.json: num_experts_per_tok ({mixture.per_token}) must be twice topk_group"
+            f" ({chosen}), or one more, and not above the experts of so many groups: Megatron-core"
+            " ranks a group by its best num_experts_per_tok // topk_group experts, and transformers"
+            " and SGLang by its best two"
+        )
     fields: dict[str, Any] = {
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,

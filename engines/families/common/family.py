@@ -29,7 +29,8 @@ def dense_flops(
 
     A weight costs 6 FLOPs a token (2 forward, 4 backward); causal attention 6 x heads x head size
     x length squared a layer, which already counts only the lower triangle: of a layer with a window
-    less the square of what is longer than that. No recomputation.
+    less the square of what is longer than that. Half of it is for scores, half for values, whose
+    heads may have another size. No recomputation.
     """
     # Floats: the squares of long sequences times a large model's sizes pass 2**63.
     tokens, rows = lengths.astype("float64"), num_logit_rows.astype("float64")
@@ -38,7 +39,25 @@ def dense_flops(
     seen = shape.num_layers * tokens**2
     if shape.window is not None:
         seen -= len(shape.window.layers) * (tokens - shape.window.size).clip(min=0) ** 2
-    return 6.0 * (weights + shape.heads * shape.head_dim * seen)
+    width = (shape.head_dim + shape.value_dim) / 2
+    return 6.0 * (weights + shape.heads * width * seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of an attention that makes all heads' keys and values from one small vector of each
+    token, its latent (MLA). A part of each head is rotated, whose key all heads share."""
+
+    query_rank: int | None
+    """numbers of the vector that queries are made from; None: the hidden state itself"""
+    rank: int
+    """numbers of the vector that keys and values are made from"""
+    rotated: int
+    """last numbers of each query and key that are rotated"""
+    values: int
+    """numbers of one head's values"""
+    scale: float
+    """scores are multiplied by it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +124,18 @@ class ModelShape:
     """None: every layer sees all tokens"""
     embedding_scale: float = 1.0
     """that a token's embedding is multiplied with where it enters the first layer"""
+    latent: Latent | None = None
+    """None: keys and values come from the hidden state, as Llama's do"""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of one head's values."""
+        return self.latent.values if self.latent else self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head, or of its part, that rotary embedding gets."""
+        return self.latent.rotated if self.latent else self.head_dim
 
     @property
     def axes(self) -> Axes:
@@ -116,6 +147,17 @@ class ModelShape:
             "head": self.head_dim,
             "ffn": self.ffn,
             **(self.mixture.axes if self.mixture else {}),
+            **(self._latent_axes(self.latent) if self.latent else {}),
+        }
+
+    def _latent_axes(self, latent: Latent) -> Axes:
+        unrotated = self.head_dim - latent.rotated
+        return {
+            "query_latent": latent.query_rank or 0,
+            "latent": latent.rank,
+            "latent_and_rotated_key": latent.rank + latent.rotated,
+            "keys_and_values": self.heads * (unrotated + latent.values),
+            "values": self.heads * latent.values,
         }
 
     @property

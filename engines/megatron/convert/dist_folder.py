@@ -24,6 +24,8 @@ INDEX_FILES = ("metadata.json", ".metadata")
 _FUSED = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+    "self_attention.q_layernorm.weight": "self_attention.linear_q_up_proj.layer_norm_weight",
+    "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
 """what Transformer Engine's layers call ours"""
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")

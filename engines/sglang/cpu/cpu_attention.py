@@ -83,17 +83,23 @@ def _attend(
     values: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """`query` and `output` are [new tokens, H, D], the caches [slots, G, D]."""
+    """`query` and `output` are [new tokens, H, D], the caches [slots, G, D].
+
+    The values of latent attention are the first numbers of its keys. All of them are attended to,
+    and the first kept: torch's kernel, whose bits do not change with the batch, takes keys and
+    values of one size only.
+    """
     batch, num_queries = plan.slots_BL.shape[0], plan.num_queries
+    is_latent = values.shape != keys.shape and values.data_ptr() == keys.data_ptr()
     keys_BGLD = _gathered(keys, plan.slots_BL, 0, query.dtype)
-    values_BGLD = _gathered(values, plan.slots_BL, 1, query.dtype)
+    values_BGLD = keys_BGLD if is_latent else _gathered(values, plan.slots_BL, 1, query.dtype)
     mask_BQL = plan.mask_BQL.to(query.dtype)
     if plan.rows is None:
         attended_BHD = scaled_dot_product_attention(
             query.unsqueeze(2), keys_BGLD, values_BGLD, mask_BQL.unsqueeze(1),
             scale=scaling, enable_gqa=True,
         ).squeeze(2)  # fmt: skip
-        output.copy_(attended_BHD)
+        output.copy_(attended_BHD[..., : output.shape[-1]])
         return output
     padded = query.new_zeros(batch * num_queries, *query.shape[1:])
     padded[plan.rows] = query
@@ -108,7 +114,7 @@ def _attend(
         ],
         dim=1,
     )
-    output.copy_(attended_BQHD.reshape(padded.shape)[plan.rows])
+    output.copy_(attended_BQHD.flatten(0, 1)[plan.rows][..., : output.shape[-1]])
     return output
 
 
@@ -143,7 +149,7 @@ def _as_heads(
         query_BQHD.transpose(1, 2).reshape(batch, heads * num_queries, 1, width),
         keys_BGLD, values_BGLD, mask, scale=scaling, enable_gqa=True,
     )  # fmt: skip
-    return attended.view(batch, heads, num_queries, width).transpose(1, 2)
+    return attended.view(batch, heads, num_queries, -1).transpose(1, 2)
 
 
 def install() -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
+from engines.families.common.dense import is_fp8
 from engines.families.common.model_config import read_config
 from engines.megatron.convert.dist_folder import is_local_dist_folder
 from engines.sglang.spec import server_address
@@ -181,6 +182,14 @@ def convert(source: str, folder: str, like: str, root: str, console: Console) ->
     told = _config_folder(given, like, root) if is_dist else find_model(source, root)
     if like and not is_dist:
         raise InputError("--like is for a dist_checkpointing folder; an HF folder has all it needs")
+    if not is_dist and is_fp8(read_config(told)):
+        from engines.megatron.convert.fp8_folder import write_plain_folder
+
+        with new_folder(target) as draft:
+            count = write_plain_folder(told, draft)
+        what = f"{target}: an HF folder in bfloat16; {count} of its matrices were FP8"
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+        return 0
     with new_folder(target) as draft, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
         difference = _converted(given if is_dist else None, told, draft)

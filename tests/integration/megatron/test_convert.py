@@ -35,7 +35,9 @@ def assert_same_weights(one: Path, other: Path) -> None:
         assert torch.equal(first.read(name), second.read(name)), name
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "glm4", "olmo2", "phi3", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize(
+    "name", ["gemma3_text", "glm4", "olmo2", "phi3", "qwen3_moe", "deepseek_v3"]
+)
 def test_a_model_goes_there_and_back(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,7 +185,8 @@ def test_terms_of_the_routers_are_those_worked_out_from_their_scores(
     fewer tokens than the mean rises by the rate, that of one with more falls."""
     folder, reference = models[family]
     batch, rate = sequences(LENGTHS), 0.01
-    options = TERMS | ({"moe_router_bias_update_rate": rate} if family == "glm4_moe" else {})
+    has_bias = family != "qwen3_moe"
+    options = TERMS | ({"moe_router_bias_update_rate": rate} if has_bias else {})
     spec = TrainerSettings(micro_batch_tokens=WHOLE, megatron=options)
     found, biases, load = ranks.run(with_terms, TrainerArgs(folder, spec=spec), batch)
 
@@ -195,27 +196,38 @@ def test_terms_of_the_routers_are_those_worked_out_from_their_scores(
         gate.register_forward_pre_hook(lambda of, given: inputs[of].append(given[0].flatten(0, -2)))
         for gate in inputs
     ]
-    loss, highest = nll_of(reference, batch), 0.0
+    loss, highest, idle = nll_of(reference, batch), 0.0, 0
+    groups: int = getattr(reference.config, "n_group", 1)
     for hook in hooks:
         hook.remove()
     for name, gate in gates.items():
         logits = torch.cat(inputs[gate]) @ gate.weight.T
-        scores = logits.sigmoid() if family == "glm4_moe" else logits.softmax(-1)
-        bias = getattr(gate, "e_score_correction_bias", torch.zeros(4))
-        sent = torch.bincount((scores + bias).topk(2).indices.flatten(), minlength=4)
+        scores, number = logits.sigmoid() if has_bias else logits.softmax(-1), len(gate.weight)
+        bias = getattr(gate, "e_score_correction_bias", torch.zeros(number))
+        sent = torch.bincount(two_best(scores + bias, groups), minlength=number)
         scores = scores / scores.sum(-1, keepdim=True)
-        best = torch.bincount(scores.topk(2).indices.flatten(), minlength=4)
-        balance = 4 * (best / best.sum() * scores.mean(0)).sum()
+        best = torch.bincount(two_best(scores), minlength=number)
+        balance = number * (best / best.sum() * scores.mean(0)).sum()
         loss = loss + 0.3 * balance + 0.05 * logits.logsumexp(-1).square().mean()
         mean = sent.float().mean()
         highest = max(highest, float(sent.max() / mean))
+        idle = max(idle, int((sent == 0).sum()))
         if biases:
             expected = bias + rate * (mean - sent).sign()
             stored = torch.from_numpy(biases[f"{name}.e_score_correction_bias"])
             assert torch.allclose(stored, expected, rtol=0, atol=1e-7), name
-    assert len(gates) == (3 if family == "glm4_moe" else 4)
-    assert load == {"expert_load_max": pytest.approx(highest, rel=1e-6), "experts_idle_max": 0}
+    assert len(gates) == (3 if has_bias else 4)
+    assert load == {"expert_load_max": pytest.approx(highest, rel=1e-6), "experts_idle_max": idle}
     assert_gradients(found, gradients_of(reference, loss))
+
+
+def two_best(scores: Any, groups: int = 1) -> Any:
+    """Each token's experts, of the group whose two best ones have most."""
+    by_group = scores.unflatten(-1, (groups, -1))
+    chosen = by_group.topk(2).values.sum(-1).argmax(-1, keepdim=True)
+    others = torch.ones_like(by_group[..., 0]).scatter(-1, chosen, 0).bool()
+    limited = by_group.masked_fill(others[..., None], -torch.inf)
+    return limited.flatten(-2).topk(2).indices.flatten()
 
 
 def one_step(trainer: Any, batch: list[Any]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from tests.integration.megatron.megatron_ranks import (
 
 pytestmark = pytest.mark.integration
 
-MIXTURES = ("qwen3_moe", "glm4_moe")
+MIXTURES = ("qwen3_moe", "glm4_moe", "deepseek_v3")
 MODELS = ("qwen3", "qwen2", *MIXTURES, *(WINDOWED if EACH_LAYOUT else ()))
 WIDE = {"clip_low": 0.05, "clip_high": 0.05}
 ALGORITHMS = {
@@ -113,7 +113,8 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
 
 WITH_EXPERTS = [
     *[("qwen3_moe", layout) for layout in ("cp2", "ep2", "tp2-ep2")],
-    *[("glm4_moe", layout) for layout in ("tp2", "pp2", "ep2", "tp2-dp2-ep2")],
+    *[("glm4_moe", layout) for layout in ("pp2", "ep2", "tp2-dp2-ep2")],
+    ("deepseek_v3", "tp2-cp2"),
 ]
 TELLING = [
     *[(layout, f"{name} token_mean", "kept") for name, layout in WITH_EXPERTS],

@@ -46,7 +46,7 @@ def _collected(trainer: Any, share_work: bool) -> Any:
     return everyone
 
 
-FAMILIES = ("qwen3", "qwen2", "glm4_moe")
+FAMILIES = ("qwen3", "qwen2", "glm4_moe", "deepseek_v3")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 CASES = [
     *[(family, layout) for family in ("qwen3", "qwen2") for layout in ("alone", *LAYOUTS)],
     *[("glm4_moe", layout) for layout in ("tp2", "pp2", *EXPERTS)],
+    ("deepseek_v3", "tp2"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from itertools import groupby
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from engines.families.common.registry import model_shape
 from engines.megatron.convert.dist_folder import DistWeights, parameters
+from engines.megatron.convert.fp8_folder import dequantised, write_plain_folder
 from engines.megatron.convert.write_hf import copy_descriptions
 from infra.errors import InputError
 from tests.parts.families import EXAMPLES, SIZES
@@ -121,3 +124,51 @@ def test_what_says_how_a_folder_stores_its_weights_is_not_copied(tmp_path: Path)
         (source / name).write_text(name)
     copy_descriptions(source, folder)
     assert sorted(path.name for path in folder.iterdir()) == copied
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [2, 2]}
+
+
+def fp8_folder(folder: Path, scales: torch.Tensor, **changes: Any) -> Path:
+    """A matrix of FP8, of three rows and columns in blocks of two, and a norm beside it."""
+    folder.mkdir()
+    numbers = torch.tensor([[1.0, 2.0, -4.0], [0.5, -8.0, 16.0], [3.0, 0.0, 448.0]])
+    tensors = {
+        "a.weight": numbers.to(torch.float8_e4m3fn),
+        "a.weight_scale_inv": scales,
+        "norm.weight": torch.ones(3, dtype=torch.bfloat16),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    config = {"torch_dtype": "bfloat16", "quantization_config": FP8 | changes, "vocab_size": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+SCALES = torch.tensor([[2.0, 0.5], [10.0, 0.25]])
+
+
+def test_fp8_is_read_with_the_scale_of_each_block(tmp_path: Path) -> None:
+    """The first block is doubled, the column beside it halved, the row below it times ten, and the
+    corner divided by four."""
+    source = fp8_folder(tmp_path / "fp8", SCALES)
+    assert write_plain_folder(source, tmp_path) == 1
+    stored = load_file(tmp_path / "model.safetensors")
+    expected = [[2.0, 4.0, -2.0], [1.0, -16.0, 8.0], [30.0, 0.0, 112.0]]
+    assert stored["a.weight"].tolist() == expected
+    assert {name: str(t.dtype) for name, t in stored.items()} == {
+        "a.weight": "torch.bfloat16",
+        "norm.weight": "torch.bfloat16",
+    }
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written == {"dtype": "bfloat16", "vocab_size": 3}
+
+
+def test_fp8_that_does_not_fit_its_scales_is_refused(tmp_path: Path) -> None:
+    source = fp8_folder(tmp_path / "cut", SCALES[:1])
+    with pytest.raises(InputError, match=r"a\.weight: scales of \(1, 2\) do not fit a matrix of 3"):
+        write_plain_folder(source, tmp_path)
+    whole = fp8_folder(tmp_path / "whole", SCALES, weight_block_size=None)
+    with pytest.raises(InputError, match="weight_block_size is None"):
+        write_plain_folder(whole, tmp_path)
+    with pytest.raises(InputError, match="do not fit"):
+        dequantised(torch.ones(4, 4), torch.ones(2, 3), (2, 2))

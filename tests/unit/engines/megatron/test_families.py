@@ -185,6 +185,83 @@ def test_what_gemma_could_have_and_we_do_not_is_refused(wrong: dict[str, object]
         model_shape(GEMMA | wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05 is not supported"),
+        ({"rope_interleave": False}, "rope_interleave false is not supported"),
+        ({"num_key_value_heads": 2}, "must be num_attention_heads"),
+        ({"v_head_dim": 16}, "v_head_dim .16. not above"),
+        ({"moe_layer_freq": None}, "moe_layer_freq is None, and only 1"),
+        ({"topk_method": "group_limited_greedy"}, "only 'noaux_tc' is supported"),
+        ({"scoring_func": "softmax"}, "only 'sigmoid' is supported"),
+        ({"n_shared_experts": 0}, "n_shared_experts is 0"),
+        ({"index_topk": 2048}, "sparse attention of DeepSeek-V3.2 is not supported"),
+        ({"attention_bias": True}, "attention_bias is set"),
+        ({"kv_lora_rank": None}, "kv_lora_rank must be a positive integer"),
+        ({"topk_group": 2, "n_group": 4}, "must be twice topk_group"),
+        ({"num_experts_per_tok": 4}, "must be twice topk_group"),
+        ({"first_k_dense_replace": 4}, "no layer has experts"),
+    ],
+)
+def test_what_engines_would_compute_unlike_each_other_of_latent_attention_is_refused(
+    wrong: dict[str, object], why: str
+) -> None:
+    """Megatron-core ranks groups of experts by other numbers of experts, say, without a word."""
+    name = "deepseek_v3"
+    with pytest.raises(InputError, match=why):
+        model_shape({"model_type": name, **SIZES, **all_fields(name), **wrong})
+
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 40,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def deepseek(**rope: object) -> ModelShape:
+    fields = {**SIZES, **all_fields("deepseek_v3"), "qk_rope_head_dim": 64}
+    return model_shape({"model_type": "deepseek_v3", **fields, "rope_parameters": YARN | rope})
+
+
+def test_yarn_of_latent_attention_by_hand() -> None:
+    """DeepSeek-V3's 32 rotations: 64 ln(4096 / (32 x 2 pi)) / (2 ln 10000) = 10.47: those up to the
+    10th are kept. 64 ln(4096 / (2 pi)) / (2 ln 10000) = 22.5: from the 23rd on all are slowed by
+    40. The 16th is (16 - 10) / (23 - 10) slowed. Scores are multiplied by (0.1 ln 40 + 1) squared,
+    and cosines by nothing.
+    """
+    shape = deepseek()
+    speeds = shape.rope.inverse_frequencies(64)
+    plain = [10000 ** (-i / 32) for i in range(32)]
+    assert speeds[:11] == pytest.approx(plain[:11], rel=1e-12)
+    assert speeds[23:] == pytest.approx([x / 40 for x in plain[23:]], rel=1e-12)
+    assert speeds[16] == pytest.approx(plain[16] * (7 / 13 + 6 / 13 / 40), rel=1e-12)
+    assert shape.rope.scale == 1.0
+    assert shape.latent is not None
+    assert shape.latent.scale == pytest.approx(1.36888794**2 / 72**0.5, rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"mscale": 0.7}, "must be equal"),
+        ({"mscale": None}, "lacks mscale"),
+        ({"factor": None}, "lacks factor"),
+        ({"attention_factor": 1.0}, "with attention_factor is not supported"),
+        ({"truncate": False}, "with truncate is not supported"),
+        ({"beta_fast": 0}, "beta_fast must be a finite number above 0"),
+    ],
+)
+def test_yarn_that_engines_read_unlike_each_other_is_refused(
+    changes: dict[str, object], why: str
+) -> None:
+    with pytest.raises(InputError, match=why):
+        deepseek(**changes)
+
+
 def dense(**sizes: int) -> ModelShape:
     config = {
         "model_type": "llama",

@@ -235,7 +235,7 @@ def test_gradients_in_half_precision_need_a_model_in_half_precision() -> None:
         (Parallel(tp=2), {"intermediate_size": 255}, "feed-forward size (255)"),
         (Parallel(pp=3), {}, "layers (4)"),
         (Parallel(dp=2, ep=2), {}, "mixture-of-experts"),
-        (None, {"model_type": "gpt2"}, "supported families: gemma3_text, glm4, glm4_moe,"),
+        (None, {"model_type": "gpt2"}, "supported families: deepseek_v3, gemma3_text, glm4,"),
         (None, {"attention_bias": True}, "attention_bias"),
         (None, {"use_sliding_window": True}, "sliding-window"),
         (None, {"hidden_act": "gelu"}, "'gelu'"),

@@ -6,7 +6,9 @@ import pytest
 
 from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel
+from engines.memory.activations import NOTHING, attention_values
 from engines.memory.model_size import ModelSize, size_of
+from engines.memory.server_memory import ServerNeeds, token_bytes
 from engines.memory.trainer_memory import rank_weights
 from tests.parts.memory_table import known_sizes
 
@@ -85,3 +87,54 @@ def test_known_models_have_as_many_weights_as_their_folders_on_the_hub(
 ) -> None:
     """The GLMs' folders have a layer more, for multi-token prediction."""
     assert known_sizes()[name].num_weights / 1e9 == pytest.approx(billions, abs=6e-4 * billions)
+
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_layer_freq": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
+
+
+def test_latents_are_whole_on_every_rank_and_all_that_a_server_caches() -> None:
+    """Published are 671 * 10^9 weights, of which a token passes 37 * 10^9, those of its embedding
+    and its logits among them. Whole are what makes latents, (1536 + 576) x 7168, four norms,
+    2 x 7168 + 1536 + 512, and of 58 layers the routers, 256 x 7168 + 256 (a bias is shared out
+    like a matrix's rows in no layout)."""
+    shape = model_shape(DEEPSEEK_V3)
+    size = size_of(shape)
+    assert size.num_weights == 671_026_419_200
+    active = shape.num_matmul_params + 2 * 129280 * 7168
+    assert active == pytest.approx(37e9, rel=0.02)
+    norms = 2 * 7168 + 1536 + 512
+    assert size.whole_weights == 61 * (2112 * 7168 + norms) + 58 * (256 * 7168 + 256)
+    needs = ServerNeeds(8, 4096, 100_000, {}, 80 * 10**9)
+    assert token_bytes(size, needs) == 61 * (512 + 64) * 2
+    # Both latents twice, values of 128 heads; queries, keys and filled-up values of 192 numbers.
+    kept = 2 * (1536 + 512) + 128 * 128 + 3 * 128 * 192
+    assert attention_values(size, NOTHING, cp=1) == kept

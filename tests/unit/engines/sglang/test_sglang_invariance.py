@@ -10,6 +10,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from engines.sglang.cpu import cpu_attention
 from engines.sglang.cpu.cpu_attention import _attend, _plan
+from engines.sglang.cpu.latent_attention import FilledTorch
 from engines.sglang.cpu.row_invariant import filled_up
 from engines.sglang.cpu.seeded_sampling import pick, pick_filtered
 
@@ -44,6 +45,18 @@ def test_a_row_of_a_product_is_the_same_among_any_number(
             assert torch.equal(part, whole[start : start + count]), (start, count)
 
 
+@both_types
+def test_products_of_each_head_do_not_feel_how_many_tokens_share_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows, weight = torch.randn(4, 64, 24).to(dtype), torch.randn(4, 24, 20).to(dtype)
+    whole = FilledTorch.bmm(rows, weight)
+    for count in (1, 2, 5, 15, 16, 40):
+        room = torch.empty(4, count, 20, dtype=dtype)
+        part = FilledTorch.bmm(rows[:, :count], weight, out=room)
+        assert part is room
+        assert torch.equal(part, whole[:, :count]), count
+
+
 class Cache:
     """Keys and values of requests whose queries at every position are known."""
 
@@ -55,13 +68,17 @@ class Cache:
         width: int,
         dtype: torch.dtype,
         window: int | None,
+        latent: int | None,
     ) -> None:
+        """`latent`: so many first numbers of a key are its value."""
         torch.manual_seed(1)
         self.window = window
         self.longest = max(lengths)
         self.table = torch.randperm(len(lengths) * self.longest).view(len(lengths), -1)
         self.keys = torch.randn(self.table.numel(), groups, width).to(dtype)
         self.values = torch.randn(self.table.numel(), groups, width).to(dtype)
+        if latent is not None:
+            self.values = self.keys[..., :latent]
         self.queries = torch.randn(len(lengths), self.longest, heads, width).to(dtype)
 
     def attend(self, requests: list[int], new: list[tuple[int, int]], decode: bool) -> torch.Tensor:
@@ -71,24 +88,27 @@ class Cache:
         before = None if decode else starts
         plan = _plan(self.table, torch.tensor(requests), stops, before, self.window)
         query = torch.cat([self.queries[r, a:b] for r, (a, b) in zip(requests, new, strict=True)])
-        return _attend(plan, query, torch.empty_like(query), self.keys, self.values, None)
+        output = query.new_empty(*query.shape[:-1], self.values.shape[-1])
+        return _attend(plan, query, output, self.keys, self.values, None)
 
 
 @both_types
 @pytest.mark.parametrize(
-    ("heads", "groups", "width", "longest", "window"),
+    ("heads", "groups", "width", "longest", "window", "latent"),
     [
-        (4, 2, 16, 600, None),
-        (4, 2, 32, 257, None),
-        (14, 2, 64, 90, None),
-        (4, 2, 16, 90, 0),
-        (4, 1, 32, 90, 20),
+        (4, 2, 16, 600, None, None),
+        (4, 2, 32, 257, None, None),
+        (14, 2, 64, 90, None, None),
+        (4, 2, 16, 90, 0, None),
+        (4, 1, 32, 90, 20, None),
+        (4, 1, 24, 90, None, 20),
     ],
 )
 def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
     heads: int,
     groups: int,
     width: int,
+    latent: int | None,
     longest: int,
     window: int | None,
     dtype: torch.dtype,
@@ -96,7 +116,7 @@ def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
 ) -> None:
     monkeypatch.setattr(cpu_attention, "_rooms", {})
     lengths = [n for n in (1, 7, 16, 33, 90, 257, 600) if n <= longest]
-    cache = Cache(lengths, heads, groups, width, dtype, window)
+    cache = Cache(lengths, heads, groups, width, dtype, window, latent)
     everyone = list(range(len(lengths)))
     alone = [
         torch.cat([cache.attend([r], [(p, p + 1)], decode=True) for p in range(n)])

@@ -39,6 +39,19 @@ def test_what_packing_receives_counts_too() -> None:
     assert names(planned(weights(2, 2, 2), 24, 2)) == [["w0"], ["w1"], ["w2"]]
 
 
+def test_what_a_server_takes_only_together_is_in_one_bucket() -> None:
+    """The projections of each layer's latents, wherever they lie among the others."""
+    named = ["kv_a_proj_with_mqa", "o_proj", "q_a_proj", "q_b_proj"]
+    layers = [
+        WholeTensor(f"{layer}.self_attn.{name}.weight", torch.zeros(2))
+        for layer in range(2)
+        for name in named
+    ]
+    found = names(planned(layers, 16, 1))
+    brief = [["{0}{2:.2}".format(*name.split(".")) for name in bucket] for bucket in found]
+    assert brief == [["0kv", "0q_"], ["0o_", "0q_"], ["1kv", "1q_"], ["1o_", "1q_"]]
+
+
 def test_a_bucket_holds_tensors_of_one_type_without_gaps() -> None:
     mixed = [*weights(3), *weights(2, 2, dtype=torch.bfloat16)]
     assert [len(bucket) for bucket in planned(mixed, 1000, 1)] == [1, 2]

@@ -389,7 +389,7 @@ def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> N
     assert {module for module, name in looked_up.next if name == WHOLE_MODULE} == {
         "engines.devices.process_parent",
         "engines.megatron.device",
-        "engines.sglang.models",
+        *("engines.sglang.cpu.latent_attention", "engines.sglang.models"),
         *(f"engines.weights.{name}" for name in ("broadcast.arrivals", "disk_delta.requests")),
         "tasks.model_folder.gguf_tokenizer",
         *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "missing_modules")),

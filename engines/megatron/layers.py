@@ -83,7 +83,7 @@ class PackedAttention(MegatronModule):
         pack = packed_seq_params
         if self.rotates:
             in_pairs = self.config.rotary_interleaved
-            cos, sin = (self.window and pack.window_angles) or pack.angles
+            cos, sin = pack.window_angles if self.window else pack.angles
             query_TND = Rotate.apply(query_TND, cos, sin, in_pairs)
             key_TGD = Rotate.apply(key_TGD, cos, sin, in_pairs)
         if pack.key_rows is not None:

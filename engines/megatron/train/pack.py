@@ -116,7 +116,7 @@ class Pack(PackedSeqParams):
     """[T] of each token in its sequence"""
     angles: Angles = None  # pyrefly: ignore[bad-assignment]
     """the model sets them"""
-    window_angles: Angles | None = None
+    window_angles: Angles = None  # pyrefly: ignore[bad-assignment]
     """of layers with a sliding window, in a model that has some"""
     rows: Tensor = None  # pyrefly: ignore[bad-assignment]
     """[R] positions in the pack whose next token is trained: only they get logits"""

@@ -105,7 +105,8 @@ def test_a_disk_filler(attack: Run, filler: str) -> None:
 
 def test_a_flood_of_output_on_both_streams(attack: Run) -> None:
     code = "import os\nwhile True: os.write(1, b'a' * 65536); os.write(2, b'b' * 65536)"
-    result = attack(code, cpu_seconds=1, output=100)
+    # On a busy machine what reads the pipes keeps it waiting for much longer than it works.
+    result = attack(code, cpu_seconds=1, seconds=90, output=100)
     assert (result.status, result.truncated) == ("killed", True)
     assert (result.stdout, result.stderr) == ("a" * 100, "b" * 100)
 

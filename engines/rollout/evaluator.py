@@ -35,6 +35,12 @@ class HeldOut:
 
     domain: LiveDomain
     problems: Sequence[Problem]
+    mode: str = ""
+    """ends the name of its scores where a domain is scored in two modes"""
+
+    @property
+    def name(self) -> str:
+        return self.domain.name + self.mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Evaluated:
     wanted: int
     """problems of each domain"""
     groups: Mapping[str, Sequence[Sequence[Rollout]]]
-    """by domain: all rollouts of each problem that was finished in time, problems in order"""
+    """by name: all rollouts of each problem that was finished in time, problems in order"""
     seconds: float
     failure: str = ""
     """why problems are missing; empty when none is"""
@@ -112,7 +118,7 @@ class Evaluator:
     async def _evaluate(self, step: int, version: int) -> Evaluated:
         began = self._got_on = time.monotonic()
         self._rolls = [
-            asyncio.create_task(self._roll(held_out.domain, problem), name=f"held out {problem.id}")
+            asyncio.create_task(self._roll(held_out, problem), name=f"held out {problem.id}")
             for held_out in self._held_out
             for problem in held_out.problems
         ]
@@ -123,14 +129,14 @@ class Evaluator:
                 self._cut_short()
                 seconds = time.monotonic() - began
                 await asyncio.wait(self._rolls, timeout=_CANCEL_S)
-        groups: dict[str, list[list[Rollout]]] = {h.domain.name: [] for h in self._held_out}
+        groups: dict[str, list[list[Rollout]]] = {h.name: [] for h in self._held_out}
         faults: Counter[str] = Counter()
-        for domain, roll in zip(self._domains(), self._rolls, strict=True):
+        for name, roll in zip(self._names(), self._rolls, strict=True):
             fault = _fault(roll, version, seconds)
             if fault:
                 faults[fault] += 1
             else:
-                groups[domain].append(roll.result())
+                groups[name].append(roll.result())
         return Evaluated(
             step=step,
             version=version,
@@ -140,13 +146,13 @@ class Evaluator:
             failure="; ".join(f"{count} problems {fault}" for fault, count in faults.items()),
         )
 
-    async def _roll(self, domain: LiveDomain, problem: Problem) -> list[Rollout]:
+    async def _roll(self, held_out: HeldOut, problem: Problem) -> list[Rollout]:
         rollouts = await self._roller.roll_group(
-            domain,
+            held_out.domain,
             problem,
             self._samples,
             temperature=self._temperature,
-            group_id=f"{self._name}/{problem.id}",
+            group_id=f"{self._name}{held_out.mode}/{problem.id}",
             seed_name=problem.id,
         )
         self._got_on = time.monotonic()
@@ -156,10 +162,10 @@ class Evaluator:
         for roll in self._rolls:
             roll.cancel()
 
-    def _domains(self) -> Iterator[str]:
-        """Of each problem."""
+    def _names(self) -> Iterator[str]:
+        """Of each problem's scores."""
         for held_out in self._held_out:
-            yield from [held_out.domain.name] * len(held_out.problems)
+            yield from [held_out.name] * len(held_out.problems)
 
 
 def _fault(roll: asyncio.Task[list[Rollout]], version: int, seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MOST_REASONS = 8
 """of a filter in a step: each is a curve"""
 
+THINKING, NOTHINK = "-thinking", "-nothink"
+"""end the names of scores of one mode"""
 _UNJUDGED = (Status.FAILED, Status.ABORTED)
 
 
@@ -148,17 +150,23 @@ def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
         "failed_share": share(rollouts, Status.FAILED),
         "aborted_share": share(rollouts, Status.ABORTED),
         "zero_variance_share": mean(float(not g.has_signal) for g in groups),
-    } | _by_domain(verdicts)
+    } | _by_domain(groups)
 
 
-def _by_domain(samples: Sequence[Sample]) -> dict[str, float]:
-    domains = sorted({s.domain for s in samples})
-    if len(domains) < 2:
-        return {}
-    return {
-        f"outcome_mean_{domain}": mean(outcome(s) for s in samples if s.domain == domain)
-        for domain in domains
-    }
+def _by_domain(groups: Sequence[Group]) -> dict[str, float]:
+    """Outcomes of each of several domains, and of each mode of one that was asked in both."""
+    whole, by_mode = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for group in groups:
+        mode = {True: THINKING, False: NOTHINK, None: ""}[group.problem.thinking]
+        for sample in judged(one_per_rollout(group.samples)):
+            whole[sample.domain].append(outcome(sample))
+            by_mode[sample.domain + mode].append(outcome(sample))
+    shown = dict(whole) if len(whole) > 1 else {}
+    for domain in whole:
+        both = [domain + mode for mode in (THINKING, NOTHINK)]
+        if all(name in by_mode for name in both):
+            shown |= {name: by_mode[name] for name in both}
+    return {f"outcome_mean_{name}": mean(outcomes) for name, outcomes in sorted(shown.items())}
 
 
 _EVERY_S = 0.05

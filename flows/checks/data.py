@@ -33,6 +33,7 @@ from tasks.domain import Domain
 from tasks.message_files.spec import MessageFiles, RowFiles
 from tasks.model_folder.folder_chat import template_text
 from tasks.model_folder.model_files import local_folder
+from tasks.rl.spec import RlSpec
 from tasks.sft.spec import SftSpec
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
     """Files that are missing or cannot be read, sources whose rows are mostly bad, and answers
     without thinking for a template that has no switch."""
     for stage in plan:
-        if isinstance(stage.spec, SftSpec) and stage.spec.settings.nothink_share:
+        if isinstance(stage.spec, SftSpec | RlSpec) and stage.spec.settings.nothink_share:
             # A random base has a template of ours, which has a switch.
             renderer = renderer_of(recipe.base) if recipe.base.random is None else None
             try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engines.rollout.metrics import NOTHINK, THINKING
 from flows.reports.stage_view import StageView
 from tasks.evaluate.score_statistics import Lines, Scaling, ScalingPoint
 from tasks.rl.curve import Curve, ScorePoint
@@ -56,6 +57,7 @@ _TITLES = {
     "lr": "learning rate",
 }
 """in the order of the charts; `outcome_mean` is in the chart of outcomes"""
+_OF_DOMAIN = "outcome_mean_"
 _OUTCOME = "mean outcome"
 """title of the chart that answers whether training helped; it stands first"""
 _SHARES = ("clip_fraction", "truncated_share", "zero_variance_share")
@@ -79,7 +81,7 @@ def charts_of(
 def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
     charts: list[Chart] = []
     if curve is not None and (curve.training or curve.held_out):
-        charts.append(_outcomes(curve))
+        charts.append(_outcomes(curve, _by_mode(view.series)))
     for name, title in _TITLES.items():
         points = [p for p in view.series.get(name, ()) if math.isfinite(p[1])]
         if points:
@@ -87,11 +89,23 @@ def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
     return charts
 
 
-def _outcomes(curve: Curve) -> Chart:
+def _by_mode(series: Mapping[str, Points]) -> dict[str, Points]:
+    """Training outcomes of domains that are trained with thinking and without, by their names."""
+    return {
+        name.removeprefix(_OF_DOMAIN): points
+        for name, points in series.items()
+        if name.startswith(_OF_DOMAIN) and name.endswith((THINKING, NOTHINK))
+    }
+
+
+def _outcomes(curve: Curve, by_mode: Mapping[str, Points]) -> Chart:
     lines: list[dict[str, Any]] = []
     if curve.training:
         points = [[step, round(value, 4)] for step, value in sorted(curve.training.items())]
         lines.append({"name": "training samples", "points": points})
+    for name, points in by_mode.items():
+        shown = [[step, round(value, 4)] for step, value in points]
+        lines.append({"name": f"training samples: {name}", "points": shown})
     for domain, scored in curve.held_out.items():
         points = [
             [p.step, round(p.outcome, 4), round(_Z95 * p.stderr, 4)]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engines.rollout.metrics import NOTHINK
 from flows.plan import BASE
 from flows.post_train import UNIFIED
 from flows.reports.paired_tests import (
@@ -23,7 +24,6 @@ from flows.reports.rendering import p_text
 from flows.reports.report import MEAN, Gain, Report, Scores, domains_of, mean
 from tasks.evaluate.score_statistics import judged_in_both, verdicts
 from tasks.evaluate.score_statistics import mean as mean_of
-from tasks.evaluate.spec import NOTHINK
 
 _METHODS = {
     "rl": "RL",

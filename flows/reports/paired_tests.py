@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from engines.rollout.metrics import NOTHINK
 from infra.config import Config
 from tasks.evaluate.score_statistics import Z95, judged_in_both, mean, problem_means
-from tasks.evaluate.spec import NOTHINK
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.metrics import most_frequent_reason, share, verdict, way_out
+from engines.rollout.metrics import NOTHINK, most_frequent_reason, share, verdict, way_out
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
@@ -33,7 +33,7 @@ from tasks.evaluate.score_statistics import (
     standard_error,
     verdicts,
 )
-from tasks.evaluate.spec import NOTHINK, EvaluateSpec
+from tasks.evaluate.spec import EvaluateSpec
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,

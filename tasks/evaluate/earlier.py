@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engines.rollout.metrics import NOTHINK
 from engines.rollout.records.gallery import relabelled
 from tasks.evaluate.cells import CellResult, renamed
-from tasks.evaluate.spec import NOTHINK, EvaluateSpec
+from tasks.evaluate.spec import EvaluateSpec
 from tasks.served.served_roles import is_role
 from tasks.stage import StageContext
 

@@ -14,8 +14,6 @@ from tasks.domain import ScoredDomain
 from tasks.stage import StageSpec
 
 SCORES_FILE = "scores.json"
-NOTHINK = "-nothink"
-"""ends the name under which a model is scored with thinking off"""
 
 
 class EvaluateSettings(Config):

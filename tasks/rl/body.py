@@ -34,6 +34,7 @@ from engines.sglang.fleet import CacheUse, Fleet, prewarm
 from infra.processes.coroutines import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording, write_trace
 from tasks.admitted import only_admitted
+from tasks.nothink import curves_by_mode, in_both_modes
 from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.phases import PhasedTickets, open_phases
@@ -86,8 +87,9 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
         )
         longest = context_length(spec.settings.fleet, model)
         await read_fitting_rows(context, domains, chat, longest)
-        phases = await open_phases(spec, context, domains)
-        domains = await only_admitted(context, domains)
+        modes = partial(in_both_modes, spec.settings.nothink_share, spec.seed, chat)
+        phases = await open_phases(spec, context, domains, modes)
+        domains = await asyncio.to_thread(modes, await only_admitted(context, domains))
         timeline = Timeline()
         stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())
@@ -97,6 +99,7 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
             reporter=context.reporter,
             steps=spec.settings.steps,
             notes=context.checkpoints,
+            curves=curves_by_mode(domains),
         )
         devices = _devices(context, roles, fleet)
         policy = PublishedPolicy(roles.trainer, fleet, record.version, devices)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.evaluator import Evaluator, HeldOut
+from engines.rollout.evaluator import Evaluator
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.roller import RollsGroups
 from infra.timeline import TRAINER, span
+from tasks.nothink import held_out_of
 from tasks.policy import Evaluation
 from tasks.rl.stage_record import NEVER, RlRecord
 from tasks.stage import StageContext
@@ -28,10 +28,9 @@ def evaluator_of(
     """What the settings ask for, with its problems drawn. Raises InputError."""
     if settings is None:
         return None
-    count = settings.problems
     return Evaluator(
         roller=roller,
-        held_out=[HeldOut(d, draw_problems(d.curriculum, "heldout", count, seed)) for d in domains],
+        held_out=held_out_of(domains, settings.problems, seed),
         samples=settings.samples,
         timeout_s=settings.timeout_s,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -147,10 +147,14 @@ class PhasedTickets(TicketSource):
 
 
 async def open_phases(
-    spec: RlSpec, context: StageContext, domains: Sequence[LiveDomain]
+    spec: RlSpec,
+    context: StageContext,
+    domains: Sequence[LiveDomain],
+    modes: Callable[[list[LiveDomain]], list[LiveDomain]],
 ) -> PhasedTickets | None:
     """The tickets of a stage with phases; None for one without. `domains`: with all of their
-    problems. Raises InputError for a domain without a problem of a phase's pools."""
+    problems; `modes`: turns thinking off for some of those that a phase draws. Raises InputError
+    for a domain without a problem of a phase's pools."""
     phases = spec.settings.phases
     if phases is None:
         return None
@@ -159,7 +163,8 @@ async def open_phases(
         raise InputError("phases: the stage was given no problems that a `screen` found")
 
     def draw_only(phase: Phase) -> list[LiveDomain]:
-        return [replace(d, curriculum=_of_phase(d, folders[0], phase)) for d in domains]
+        drawn = [replace(d, curriculum=_of_phase(d, folders[0], phase)) for d in domains]
+        return modes(drawn)
 
     made = await asyncio.to_thread(lambda: list(map(draw_only, phases)))
     return PhasedTickets(phases, made, seed=spec.seed, start=spec.start)

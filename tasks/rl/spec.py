@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
@@ -15,6 +15,7 @@ from engines.rollout.tickets import OnStale
 from engines.types import Split
 from infra.config import Config, Count, PerStep, Steps
 from tasks.domain import Domain, HookSpec
+from tasks.nothink import NothinkShare, mode_problems
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
 from tasks.screen.spec import Pool
@@ -133,6 +134,9 @@ class RlSettings(PolicySettings):
     """which groups may be trained on, once they are judged; the others are replaced"""
     buffer: BufferSpec = BufferSpec()
     """which of the groups that wait a step takes, and whether one may be taken again"""
+    nothink_share: NothinkShare = Field(default=0.0, exclude_if=lambda share: not share)
+    """share of the problems that ask for a thought which are rolled out with thinking off, so that
+    both modes are trained: one number, or one by domain, e.g. `{reasoning: 0.5}`"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
     phases: list[Phase] | None = Field(
@@ -144,6 +148,16 @@ class RlSettings(PolicySettings):
         default=None, exclude_if=lambda search: search is None
     )
     """raises the sampling temperature where reward is flat; None: it stays as it is"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_thinking_as_a_share(cls, written: Any) -> Any:
+        if isinstance(written, dict) and "thinking" in written:
+            raise ValueError(
+                "thinking: whether a domain's problems ask for a thought is an option of its"
+                " curriculum; for a stage that trains both modes write `nothink_share: 0.5` here"
+            )
+        return written
 
     @property
     def drawn(self) -> Mapping[Split, int]:
@@ -247,6 +261,7 @@ class RlSpec(StageSpec):
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
                 " `max_staleness`"
             )
+        yield from mode_problems(settings.nothink_share, self.domains, settings.algorithm.advantage)
         yield from critic_problems(settings)
         yield from _phase_problems(settings)
         yield from _temperature_problems(settings)

@@ -80,7 +80,9 @@ class RlRecord:
         reporter: Reporter,
         steps: int,
         notes: Notes,
+        curves: Collection[str] = (),
     ) -> None:
+        """`curves`: metrics that the report draws besides the usual ones."""
         self._watch = watch
         self._notes = notes
         self._shown: list[int] = []
@@ -99,7 +101,7 @@ class RlRecord:
         }  # fmt: skip
         self._unsaved: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
-        self.series = Series(_CURVES)
+        self.series = Series([*_CURVES, *curves])
         self.counts = RlCounts()
         self.updates = Updates()
         self.verdicts = Verdicts()

@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Protocol
 
-from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.evaluator import Evaluated, Evaluator, HeldOut
 from engines.rollout.loop import Loop
@@ -29,6 +28,7 @@ from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.journals import Notes
 from engines.rollout.roller import RollsGroups
 from tasks.evaluate.score_statistics import mean, problem_means, standard_error
+from tasks.nothink import held_out_of
 from tasks.rl.spec import RlSpec, TemperatureSearch
 from tasks.stage import Reporter, StageContext
 
@@ -272,10 +272,7 @@ def control_of(
     settings = spec.settings.temperature_search
     if settings is None:
         return None
-    count = settings.problems
-    held_out = [
-        HeldOut(d, draw_problems(d.curriculum, "heldout", count, spec.seed)) for d in domains
-    ]
+    held_out = held_out_of(domains, settings.problems, spec.seed)
     scores = HeldOutScores(settings, roller, held_out, policy, context.reporter)
     start = spec.settings.algorithm.temperature
     return TemperatureControl(settings, start, scores, context.checkpoints)

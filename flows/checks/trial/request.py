@@ -23,6 +23,8 @@ from infra.config import Config
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from tasks.base.spec import BaseSettings
 from tasks.domain import CurriculumSpec, Domain
+from tasks.nothink import is_asked_of
+from tasks.rl.spec import RlSpec
 
 _SHOWN = 8
 """demonstrations that are looked at where no stage trains on them"""
@@ -45,6 +47,8 @@ class PlacedDomain(Config):
     counts: dict[Split, int]
     is_tried: bool = False
     """whether an `admit` stage tries its problems"""
+    without_thinking: str = ""
+    """where a stage asks a share of its problems with thinking off"""
     blind_to_turns: tuple[str, ...] = ()
     """the stages that learn from its rewards, where none looks at what each turn earned: each as
     `NAME (advantage KIND)`"""
@@ -130,11 +134,22 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
             where=f"experts.{key}.domain",
             domain=domain,
             counts=_counts(recipe, plan, domain),
+            without_thinking=next(_asked_without_thinking(plan, domain.name), ""),
             blind_to_turns=tuple(_blind_to_turns(plan, domain)),
             is_tried=any(d.name == domain.name for spec in tried for d in spec.sampled_domains),
         )
         placed.setdefault(domain.name, place)
     return list(placed.values())
+
+
+def _asked_without_thinking(plan: list[PlannedStage], domain: str) -> Iterator[str]:
+    for stage in plan:
+        if not isinstance(stage.spec, RlSpec):
+            continue
+        names = [sampled.name for sampled in stage.spec.domains]
+        share = stage.spec.settings.nothink_share
+        if domain in names and is_asked_of(share, domain, len(names)):
+            yield f"{stage.where}.nothink_share"
 
 
 def _blind_to_turns(plan: list[PlannedStage], domain: Domain) -> Iterator[str]:

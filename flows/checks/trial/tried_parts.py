@@ -29,6 +29,7 @@ from rewards.group_rewards import is_group_reward
 from tasks.base.spec import BaseSettings, RandomModel
 from tasks.domain import CurriculumSpec, Domain, DriverSpec, RewardTerm
 from tasks.evaluate.score_statistics import CUTTABLE
+from tasks.nothink import asks_no_thought
 
 _SHOWN = 8
 """demonstrations that are rendered and judged"""
@@ -56,6 +57,8 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
         return
     problems = try_problems(live, placed.counts, request.seed, attempts)
     _say_what_calls_do(live, problems, attempts)
+    if placed.without_thinking and not any(problem.thinking for problem in problems):
+        attempts.problems.append(asks_no_thought(placed.without_thinking, live.domain.name))
     count = min(_SHOWN, placed.counts.get("sft", _SHOWN))
     fine, shown = attempts.call(
         f"{live.where}.curriculum",

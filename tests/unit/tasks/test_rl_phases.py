@@ -76,7 +76,8 @@ def spec(*phases: Phase) -> RlSpec:
 
 async def tickets(root: Path, *phases: Phase) -> PhasedTickets:
     context = stage_context(root, "rl", {"admitted_problems": screened(root)})
-    made = await open_phases(spec(*phases), context, [domain("a", judged), domain("b", judged)])
+    domains = [domain("a", judged), domain("b", judged)]
+    made = await open_phases(spec(*phases), context, domains, list)
     assert made is not None
     return made
 

@@ -1,0 +1,168 @@
+"""Thinking on and off in one stage: which of a domain's problems are asked with thinking off.
+
+    problems that ask for a thought ──▶ of every few in a row, a share ──▶ thinking off
+
+The draw depends on the stage's seed and a problem's position alone. A resumed stage finds the same,
+and so does a data source that picks a problem twice. All rollouts of a problem are of one mode, so
+each mode has the baselines of its own groups.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import BeforeValidator
+
+from engines.draws import draw_problems
+from engines.rollout.evaluator import HeldOut
+from engines.rollout.metrics import NOTHINK, THINKING
+from infra.errors import InputError
+
+if TYPE_CHECKING:
+    from engines.algorithms.advantages import Advantage
+    from engines.chat import Chat
+    from engines.rollout.drivers.driver import LiveDomain
+    from engines.types import Curriculum, Demonstration, Environment, Problem, Split
+    from tasks.domain import Domain
+
+
+def _is_a_share(written: Any) -> Any:
+    shares = list(written.values()) if isinstance(written, dict) else [written]
+    if not shares or not all(type(each) in (int, float) and 0 <= each < 1 for each in shares):
+        raise ValueError(
+            "write one share from 0 to below 1, or one by domain, e.g. `{reasoning: 0.5}`; got"
+            f" {written!r:.80}"
+        )
+    return written
+
+
+NothinkShare: TypeAlias = Annotated[float | dict[str, float], BeforeValidator(_is_a_share)]
+"""of all domains, or by the domain's name"""
+_TRIED = 16
+"""problems of a domain, of which one at least must ask for a thought"""
+
+
+def share_of(share: NothinkShare, domain: str) -> float:
+    """That of one domain; 0 where it is not named."""
+    return share.get(domain, 0.0) if isinstance(share, dict) else share
+
+
+def is_asked_of(share: NothinkShare, domain: str, domains: int) -> bool:
+    """Whether a stage with so many domains says of this very one that it thinks."""
+    return share_of(share, domain) > 0 and (isinstance(share, dict) or domains == 1)
+
+
+class BothModes:
+    """A curriculum that asks a share of its RL problems with thinking off.
+
+    Example: with a share of 0.25, one of the positions 0 to 3, one of 4 to 7, and so on
+    """
+
+    def __init__(self, curriculum: Curriculum, share: float, domain: str) -> None:
+        self._curriculum, self._domain = curriculum, domain
+        self._share = Fraction(share).limit_denominator(10**6)
+        self._block = max(2, round(1 / min(share, 1 - share)))
+        """positions, of which one is in the rarer mode"""
+
+    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> Sequence[Problem]:
+        given = self._curriculum.problems(split, count, seed, start)
+        if split != "rl":
+            return given
+        return [
+            replace(problem, thinking=False)
+            if problem.thinking and self._is_off(position, seed)
+            else problem
+            for position, problem in enumerate(given, start)
+        ]
+
+    def demonstrations(self, count: int, seed: int) -> Sequence[Demonstration]:
+        return self._curriculum.demonstrations(count, seed)
+
+    def environment(self) -> Environment | None:
+        return self._curriculum.environment()
+
+    def _is_off(self, position: int, seed: int) -> bool:
+        block, place = divmod(position, self._block)
+        before, after = (math.floor(self._share * n * self._block) for n in (block, block + 1))
+        rng = random.Random(f"{seed}/nothink/{self._domain}/{block}")
+        return place in rng.sample(range(self._block), after - before)
+
+
+def in_both_modes(
+    share: NothinkShare, seed: int, chat: Chat, domains: Sequence[LiveDomain]
+) -> list[LiveDomain]:
+    """The domains of an RL stage, with thinking off for a share of their problems. Raises
+    InputError for a template without a switch, and where there is no thinking to turn off."""
+    if not share:
+        return list(domains)
+    chat.require_thinking_switch()
+    made = [_in_both_modes(domain, share, seed) for domain in domains]
+    if not any(isinstance(domain.curriculum, BothModes) for domain in made):
+        raise InputError(asks_no_thought("nothink_share", "the domains"))
+    return made
+
+
+def asks_no_thought(where: str, domain: str) -> str:
+    """Why thinking cannot be turned off."""
+    return (
+        f"{where}: no problem of {domain} asks for a thought that could be left out; write"
+        " `thinking: true` into the curriculum's `options`, or leave `nothink_share` out"
+    )
+
+
+def _in_both_modes(domain: LiveDomain, share: NothinkShare, seed: int) -> LiveDomain:
+    own = share_of(share, domain.name)
+    if not own:
+        return domain
+    first = draw_problems(domain.curriculum, "rl", _TRIED, seed)
+    if not any(problem.thinking for problem in first):
+        if isinstance(share, dict):
+            raise InputError(asks_no_thought(f"nothink_share.{domain.name}", domain.name))
+        return domain
+    return replace(domain, curriculum=BothModes(domain.curriculum, own, domain.name))
+
+
+def held_out_of(domains: Sequence[LiveDomain], count: int, seed: int) -> list[HeldOut]:
+    """So many held-out problems of each domain; of one in both modes, with thinking off as well."""
+    held_out: list[HeldOut] = []
+    for domain in domains:
+        problems = draw_problems(domain.curriculum, "heldout", count, seed)
+        held_out.append(HeldOut(domain, problems))
+        if isinstance(domain.curriculum, BothModes):
+            bare = [replace(problem, thinking=False) for problem in problems]
+            held_out.append(HeldOut(domain, bare, NOTHINK))
+    return held_out
+
+
+def curves_by_mode(domains: Sequence[LiveDomain]) -> list[str]:
+    """Metrics of an RL step that the report draws beside the mean outcome."""
+    both = [domain.name for domain in domains if isinstance(domain.curriculum, BothModes)]
+    return [f"outcome_mean_{name}{mode}" for name in both for mode in (THINKING, NOTHINK)]
+
+
+def mode_problems(
+    share: NothinkShare, domains: Sequence[Domain], advantage: Advantage
+) -> Iterator[str]:
+    """What cannot be, of an `rl` stage in both modes."""
+    names = [domain.name for domain in domains]
+    if not share:
+        return
+    for name in share if isinstance(share, dict) else names:
+        if name not in names:
+            yield f"nothink_share.{name}: the stage has no such domain; name {' or '.join(names)}"
+        elif name + NOTHINK in names:
+            yield (
+                f"nothink_share: scores of {name} with thinking off are called {name}{NOTHINK}, as"
+                " another domain is; rename that one"
+            )
+    if advantage.whiten:
+        yield (
+            f"nothink_share: advantage {advantage.kind} takes the mean of the whole step away"
+            " (`whiten`), so that the modes would share a baseline; choose one that compares within"
+            " a group, e.g. `group` or `rloo`, or set `whiten: false` if it has a critic"
+        )

@@ -5,7 +5,7 @@ free of the other terms. Where problems have several sources, each may have term
 How a rollout ended comes first:
 
     completed            -> every term is asked, all at once
-    truncated            -> outcome 0, the other terms are asked
+    truncated            -> outcome 0, the other terms are asked, but for those `only_right`
 
 A rollout that ended otherwise is not judged: what it earns is in
 `engines/rollout/drivers/driver.py`.
@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engines.types import Reward, Status, Transcript, Verdict
+from engines.types import Problem, Reward, Status, Transcript, Verdict
 from infra.errors import InputError
 from infra.processes.part_process import PartFailed
 from rewards.verdicts import NoVerdict, verdict_by
@@ -36,9 +36,17 @@ class Term:
     reward: Reward
     sources: tuple[str, ...] = ()
     """the sources whose problems it judges; empty: all"""
+    thinking: bool | None = None
+    """whether it judges only rollouts that are asked to think, or only the others; None: all"""
+    only_right: bool = False
+    """whether it counts only where the outcome is 1"""
 
-    def judges(self, source: object) -> bool:
+    def judges_source(self, source: object) -> bool:
         return not self.sources or source in self.sources
+
+    def judges(self, problem: Problem) -> bool:
+        asks = self.thinking is None or problem.thinking is self.thinking
+        return asks and self.judges_source(problem.metadata.get("source"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +71,15 @@ class Rubric:
     def __init__(self, terms: Sequence[Term]) -> None:
         sources = {source: None for term in terms for source in term.sources}
         for source in sources or [None]:
-            _check([term for term in terms if term.judges(source)])
+            _check([term for term in terms if term.judges_source(source)])
         self._terms = tuple(terms)
 
     async def judge(self, transcript: Transcript) -> RubricJudgement:
         """Never raises for a reward's fault: the judgement then says `failed` and why."""
         status, reason = transcript.status, transcript.reason
-        source = transcript.problem.metadata.get("source")
-        terms = [term for term in self._terms if term.judges(source)]
-        asked = [t for t in terms if not (t.outcome and status is Status.TRUNCATED)]
+        terms = [term for term in self._terms if term.judges(transcript.problem)]
+        is_cut = status is Status.TRUNCATED
+        asked = [term for term in terms if not (is_cut and (term.outcome or term.only_right))]
         if len(asked) == 1:  # the usual case, without a task for it
             verdicts = [await _ask(asked[0], transcript)]
         else:
@@ -84,6 +92,8 @@ class Rubric:
             if fault := turns_fault(verdict, transcript):
                 return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             given[term.name] = verdict
+        if not any(term.outcome and _is_right(given.get(term.name)) for term in terms):
+            terms = [term for term in terms if not term.only_right]
         return _combined(terms, given, reason)
 
 
@@ -98,6 +108,10 @@ def _check(terms: Sequence[Term]) -> None:
         )
     if len(set(names)) < len(names):
         raise InputError(f"a rubric names a reward twice: {', '.join(names)}.")
+
+
+def _is_right(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.score >= 1 - _ROUNDING
 
 
 def _combined(terms: Sequence[Term], given: dict[str, Verdict], reason: str) -> RubricJudgement:

@@ -143,6 +143,23 @@ class RewardTerm(RewardSpec):
     """whether it judges all rollouts of a problem together: `def reward(transcripts)`. That follows
     from the reward, which is refused otherwise, and so is not in a digest"""
 
+    thinking: bool | None = Field(default=None, exclude_if=lambda thinking: thinking is None)
+    """true: it judges only rollouts that are asked to think; false: only those with thinking off;
+    left out: all"""
+    only_right: bool = Field(default=False, exclude_if=lambda only_right: not only_right)
+    """whether it counts only where the outcome is 1, as a penalty for length should"""
+
+    @model_validator(mode="after")
+    def _judges_some_rollouts_only(self) -> Self:
+        for name, is_set in (
+            ("thinking", self.thinking is not None),
+            ("only_right", self.only_right),
+        ):
+            if is_set and (self.outcome or self.group):
+                which = "an outcome judges every rollout" if self.outcome else "a group is whole"
+                raise ValueError(f"{name}: {which}; leave it out, or write it for another reward")
+        return self
+
     @model_validator(mode="after")
     def _may_judge_groups(self) -> Self:
         if self.group and self.name in REWARDS:

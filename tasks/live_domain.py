@@ -169,7 +169,7 @@ def open_domain(
         reward = _reward(term, roles, sharing)
         connected += [reward] if isinstance(reward, Connected) else []
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
-        terms.append(Term(term.title, term.weight, term.outcome, reward, tuple(term.sources)))
+        terms.append(as_term(term, reward))
     named = domain.driver
     driver = build_driver(named.name, named.options, environment, domain.max_turns)
     if isinstance(driver, HasProcess) and isinstance(driver.process, PartProcess):
@@ -184,6 +184,19 @@ def open_domain(
         driver_timeout_s=None if named.name in DRIVERS else named.timeout_s,
     )
     return OpenDomain(live, environment, processes, group_processes, connected)
+
+
+def as_term(term: RewardTerm, reward: Reward) -> Term:
+    """The term that a person wrote, with the reward that judges."""
+    return Term(
+        name=term.title,
+        weight=term.weight,
+        outcome=term.outcome,
+        reward=reward,
+        sources=tuple(term.sources),
+        thinking=term.thinking,
+        only_right=term.only_right,
+    )
 
 
 def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:

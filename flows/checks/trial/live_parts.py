@@ -22,6 +22,7 @@ from rewards.group_rewards import GroupReward
 from rewards.rubric import Rubric, Term
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
+from tasks.live_domain import as_term
 from tasks.model_folder.folder_chat import template_text
 from tasks.model_folder.model_files import local_folder
 
@@ -91,7 +92,8 @@ class LiveParts:
     groups: Mapping[int, GroupReward]
     """by position among the terms, rewards that judge groups"""
     blind_to_turns: Sequence[str] = ()
-    """as the placed domain has it"""
+    without_thinking: str = ""
+    """these two as the placed domain has them"""
 
     @property
     def name(self) -> str:
@@ -126,8 +128,16 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
         )
     if len(attempts.problems) > before:
         return None
-    blind = placed.blind_to_turns
-    return LiveParts(where, domain, curriculum, environment, terms, groups, blind)
+    return LiveParts(
+        where=where,
+        domain=domain,
+        curriculum=curriculum,
+        environment=environment,
+        terms=terms,
+        groups=groups,
+        blind_to_turns=placed.blind_to_turns,
+        without_thinking=placed.without_thinking,
+    )
 
 
 async def unasked(transcript: Transcript) -> Verdict:
@@ -153,15 +163,15 @@ def _build_rewards(
                 at, t.name, lambda t=t: build_group_reward(t.name, t.options)
             )
             if fine:
-                terms.append(Term(t.title, t.weight, False, unasked, tuple(t.sources)))
+                terms.append(as_term(t, unasked))
                 groups[index] = together
             continue
         if t.asks_model:  # it runs in a stage only; its options were read with the recipe
-            terms.append(Term(t.title, t.weight, t.outcome, unasked, tuple(t.sources)))
+            terms.append(as_term(t, unasked))
             continue
         fine, reward = attempts.call(at, t.name, lambda t=t: build(t.name, t.options))
         if fine:
-            terms.append(Term(t.title, t.weight, t.outcome, reward, tuple(t.sources)))
+            terms.append(as_term(t, reward))
     if len(terms) == len(domain.rewards):
         attempts.call(where, "the rubric", lambda: Rubric(terms))
     return terms, groups

@@ -45,7 +45,8 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
     for index, term in enumerate(live.terms):
         named = live.domain.rewards[index]
         at, limit = f"{live.where}.rewards.{index}", named.timeout_s
-        judged = [d for d in shown if term.judges(d.problem.metadata.get("source"))]
+        judged = [d for d in shown if term.judges_source(d.problem.metadata.get("source"))]
+        attempts.cautions += _never_judging(at, term, live, shown)
         if (together := live.groups.get(index)) is not None:
             _try_group(at, term.name, together, judged, attempts, limit)
             continue
@@ -94,6 +95,20 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                 continue
             why = _why(named.name, live, judged[0], verdicts[0].reason)
             attempts.cautions.append(f"{at}: {term.name} gives 0 to all of {len(verdicts)} {why}")
+
+
+def _never_judging(
+    at: str, term: Term, live: LiveParts, shown: Sequence[Demonstration]
+) -> Iterator[str]:
+    modes = {demonstration.problem.thinking for demonstration in shown}
+    if live.without_thinking:
+        modes.add(False)
+    if term.thinking is not None and term.thinking not in modes:
+        yield (
+            f"{at}.thinking: {term.name} judges nothing, as no problem of {live.domain.name} is"
+            f" asked with thinking {'on' if term.thinking else 'off'}; leave the reward out, or"
+            " write `nothink_share` for an `rl`"
+        )
 
 
 def _try_group(

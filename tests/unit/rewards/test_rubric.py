@@ -6,6 +6,7 @@ import asyncio
 import functools
 import math
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -53,6 +54,39 @@ async def test_reward_is_the_weighted_sum_and_outcome_is_free_of_shaping():
     assert judgement.breakdown == {"outcome": 1.0, "right/close": 0.5, "short": -0.4}
     assert judgement.reason == "long"
     assert not judgement.failed
+
+
+@pytest.mark.parametrize(
+    ("outcome", "thinking", "status", "expected"),
+    [
+        (1.0, True, Status.COMPLETED, 1.0 - 0.5 * 0.4),
+        (0.5, True, Status.COMPLETED, 0.5),
+        (1.0, False, Status.COMPLETED, 1.0 - 0.5 * 0.4 - 0.25),
+        (0.5, False, Status.COMPLETED, 0.5 - 0.25),
+        (1.0, False, Status.TRUNCATED, -0.25),
+        (1.0, None, Status.COMPLETED, 1.0 - 0.5 * 0.4),
+    ],
+)
+async def test_lengths_count_for_right_answers_and_each_mode_may_have_its_own_reward(
+    outcome: float, thinking: bool | None, status: Status, expected: float
+) -> None:
+    length, brief = Fixed(Verdict(-0.4)), Fixed(Verdict(-0.25))
+    rubric = Rubric(
+        [
+            Term("right", 1.0, True, Fixed(Verdict(outcome))),
+            Term("length", 0.5, False, length, only_right=True),
+            Term("brief", 1.0, False, brief, thinking=False),
+        ]
+    )
+    asked = _transcript(status)
+    judgement = await rubric.judge(
+        replace(asked, problem=replace(asked.problem, thinking=thinking))
+    )
+    assert judgement.reward == pytest.approx(expected)
+    is_right = outcome == 1.0 and status is Status.COMPLETED
+    assert ("length" in judgement.breakdown) == is_right, "a wrong answer has no score of 0"
+    assert length.calls == (status is Status.COMPLETED)
+    assert brief.calls == (thinking is False)
 
 
 async def test_a_truncated_rollout_has_outcome_zero_and_is_still_shaped():

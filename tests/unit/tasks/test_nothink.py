@@ -15,6 +15,7 @@ from engines.rollout.producer import Sampled
 from engines.rollout.tickets import TicketSource
 from engines.types import Curriculum, Group, Problem, Split, Status, Transcript
 from infra.errors import InputError
+from tasks.domain import RewardTerm
 from tasks.nothink import BothModes, curves_by_mode, held_out_of, in_both_modes
 from tasks.rl.curve import score_points
 from tasks.rl.spec import RlSettings, RlSpec
@@ -173,6 +174,16 @@ def test_outcomes_of_a_step_by_domain_and_mode_by_hand() -> None:
     assert shown([*groups, group("b", None, 1)]) == {
         "": 4.5 / 7, "_a": 3.5 / 6, "_b": 1.0, "_a-thinking": 0.75, "_a-nothink": 0.25,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [{"thinking": False}, {"only_right": True}])
+def test_an_outcome_judges_every_rollout(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="an outcome judges every rollout"):
+        RewardTerm.model_validate({"name": "math", "outcome": True, **field})
+    with pytest.raises(ValidationError, match="a group is whole"):
+        RewardTerm.model_validate({"name": "own:rank", "group": True, **field})
+    dumped = RewardTerm(name="math", outcome=True).model_dump()
+    assert field.keys().isdisjoint(dumped), "so that digests stay"
 
 
 class ThoughtIsRight:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
@@ -28,21 +29,27 @@ if TYPE_CHECKING:
     from engines.chat import Chat
     from engines.rollout.drivers.driver import LiveDomain
     from engines.types import Curriculum, Demonstration, Environment, Problem, Split
-    from tasks.domain import Domain
 
 
-def _is_a_share(written: Any) -> Any:
+def _is_a_share(written: Any, *, is_below_one: bool) -> Any:
     shares = list(written.values()) if isinstance(written, dict) else [written]
-    if not shares or not all(type(each) in (int, float) and 0 <= each < 1 for each in shares):
+    largest = math.nextafter(1.0, 0.0) if is_below_one else 1.0
+    if not shares or not all(type(s) in (int, float) and 0 <= s <= largest for s in shares):
         raise ValueError(
-            "write one share from 0 to below 1, or one by domain, e.g. `{reasoning: 0.5}`; got"
-            f" {written!r:.80}"
+            f"write one share from 0 to {'below ' if is_below_one else ''}1, or one by domain, e.g."
+            f" `{{reasoning: 0.5}}`; got {written!r:.80}"
         )
     return written
 
 
-NothinkShare: TypeAlias = Annotated[float | dict[str, float], BeforeValidator(_is_a_share)]
-"""of all domains, or by the domain's name"""
+NothinkShare: TypeAlias = Annotated[
+    float | dict[str, float], BeforeValidator(partial(_is_a_share, is_below_one=True))
+]
+"""of problems that are asked with thinking off; of all domains, or by the domain's name"""
+RepeatedShare: TypeAlias = Annotated[
+    float | dict[str, float], BeforeValidator(partial(_is_a_share, is_below_one=False))
+]
+"""of rows with thoughts that come once more without; likewise"""
 _TRIED = 16
 """problems of a domain, of which one at least must ask for a thought"""
 
@@ -58,20 +65,20 @@ def is_asked_of(share: NothinkShare, domain: str, domains: int) -> bool:
 
 
 class BothModes:
-    """A curriculum that asks a share of its RL problems with thinking off.
+    """A curriculum that asks a share of one split's problems with thinking off.
 
     Example: with a share of 0.25, one of the positions 0 to 3, one of 4 to 7, and so on
     """
 
-    def __init__(self, curriculum: Curriculum, share: float, domain: str) -> None:
-        self._curriculum, self._domain = curriculum, domain
+    def __init__(self, curriculum: Curriculum, split: Split, share: float, domain: str) -> None:
+        self._curriculum, self._split, self._domain = curriculum, split, domain
         self._share = Fraction(share).limit_denominator(10**6)
         self._block = max(2, round(1 / min(share, 1 - share)))
         """positions, of which one is in the rarer mode"""
 
     def problems(self, split: Split, count: int, seed: int, start: int = 0) -> Sequence[Problem]:
         given = self._curriculum.problems(split, count, seed, start)
-        if split != "rl":
+        if split != self._split:
             return given
         return [
             replace(problem, thinking=False)
@@ -94,14 +101,18 @@ class BothModes:
 
 
 def in_both_modes(
-    share: NothinkShare, seed: int, chat: Chat, domains: Sequence[LiveDomain]
+    share: NothinkShare,
+    split: Split,
+    seed: int,
+    chat: Chat,
+    domains: Sequence[LiveDomain],
 ) -> list[LiveDomain]:
-    """The domains of an RL stage, with thinking off for a share of their problems. Raises
+    """The domains of a stage, with thinking off for a share of a split's problems. Raises
     InputError for a template without a switch, and where there is no thinking to turn off."""
-    if not share:
+    if not any(share_of(share, domain.name) for domain in domains):
         return list(domains)
     chat.require_thinking_switch()
-    made = [_in_both_modes(domain, share, seed) for domain in domains]
+    made = [_in_both_modes(domain, share, split, seed) for domain in domains]
     if not any(isinstance(domain.curriculum, BothModes) for domain in made):
         raise InputError(asks_no_thought("nothink_share", "the domains"))
     return made
@@ -115,16 +126,16 @@ def asks_no_thought(where: str, domain: str) -> str:
     )
 
 
-def _in_both_modes(domain: LiveDomain, share: NothinkShare, seed: int) -> LiveDomain:
+def _in_both_modes(domain: LiveDomain, share: NothinkShare, split: Split, seed: int) -> LiveDomain:
     own = share_of(share, domain.name)
     if not own:
         return domain
-    first = draw_problems(domain.curriculum, "rl", _TRIED, seed)
+    first = draw_problems(domain.curriculum, split, _TRIED, seed)
     if not any(problem.thinking for problem in first):
         if isinstance(share, dict):
             raise InputError(asks_no_thought(f"nothink_share.{domain.name}", domain.name))
         return domain
-    return replace(domain, curriculum=BothModes(domain.curriculum, own, domain.name))
+    return replace(domain, curriculum=BothModes(domain.curriculum, split, own, domain.name))
 
 
 def held_out_of(domains: Sequence[LiveDomain], count: int, seed: int) -> list[HeldOut]:
@@ -145,17 +156,20 @@ def curves_by_mode(domains: Sequence[LiveDomain]) -> list[str]:
     return [f"outcome_mean_{name}{mode}" for name in both for mode in (THINKING, NOTHINK)]
 
 
-def mode_problems(
-    share: NothinkShare, domains: Sequence[Domain], advantage: Advantage
-) -> Iterator[str]:
-    """What cannot be, of an `rl` stage in both modes."""
-    names = [domain.name for domain in domains]
-    if not share:
-        return
-    for name in share if isinstance(share, dict) else names:
+def unknown_domains(share: NothinkShare, names: Sequence[str]) -> Iterator[str]:
+    """Domains that a stage has no part of."""
+    for name in share if isinstance(share, dict) else ():
         if name not in names:
             yield f"nothink_share.{name}: the stage has no such domain; name {' or '.join(names)}"
-        elif name + NOTHINK in names:
+
+
+def mode_problems(share: NothinkShare, names: Sequence[str], advantage: Advantage) -> Iterator[str]:
+    """What cannot be, of an `rl` stage with domains of these names in both modes."""
+    if not share:
+        return
+    yield from unknown_domains(share, names)
+    for name in names:
+        if share_of(share, name) and name + NOTHINK in names:
             yield (
                 f"nothink_share: scores of {name} with thinking off are called {name}{NOTHINK}, as"
                 " another domain is; rename that one"

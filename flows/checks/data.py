@@ -29,6 +29,7 @@ from infra.processes.leftovers import temporary_folder
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
 from tasks.base.spec import BaseSettings
+from tasks.distill.spec import DistillSpec
 from tasks.domain import Domain
 from tasks.message_files.spec import MessageFiles, RowFiles
 from tasks.model_folder.folder_chat import template_text
@@ -73,11 +74,15 @@ class _FirstRows:
         )
 
 
+_WITH_SHARES = (SftSpec, DistillSpec, RlSpec)
+"""kinds that have a `nothink_share`"""
+
+
 def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Files that are missing or cannot be read, sources whose rows are mostly bad, and answers
     without thinking for a template that has no switch."""
     for stage in plan:
-        if isinstance(stage.spec, SftSpec | RlSpec) and stage.spec.settings.nothink_share:
+        if isinstance(stage.spec, _WITH_SHARES) and stage.spec.settings.nothink_share:
             # A random base has a template of ours, which has a switch.
             renderer = renderer_of(recipe.base) if recipe.base.random is None else None
             try:

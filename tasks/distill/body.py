@@ -22,6 +22,7 @@ from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
 from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSpec
+from tasks.nothink import in_both_modes
 from tasks.resources import unless_stopped
 from tasks.sampling import SamplingParts, open_sampling
 from tasks.stage import StageContext, require_inputs
@@ -47,7 +48,10 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         parts = await open_sampling(
             stack, context, spec.settings.fleet, spec.domains, first, spec.seed
         )
-        domains = await only_admitted(context, parts.domains)
+        share, admitted = spec.settings.nothink_share, await only_admitted(context, parts.domains)
+        domains = await asyncio.to_thread(
+            in_both_modes, share, "distill", spec.seed, parts.chat, admitted
+        )
         began = time.monotonic()
         keeping: list[asyncio.Task[dict[str, int]]] = []
         for position, domain in enumerate(domains):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 from pydantic import Field, PositiveInt
@@ -11,6 +11,7 @@ from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
 from tasks.domain import ScoredDomain
+from tasks.nothink import NothinkShare, unknown_domains
 from tasks.path_context import Place
 from tasks.stage import StageSpec
 
@@ -29,6 +30,9 @@ class DistillSettings(Config):
     """rollouts with a lower outcome are dropped as wrong"""
     near_duplicate: float = Field(default=0.95, gt=0, le=1)
     """MinHash Jaccard similarity above which a later sample is a duplicate"""
+    nothink_share: NothinkShare = Field(default=0.0, exclude_if=lambda share: not share)
+    """share of the problems that ask for a thought which are answered with thinking off: one
+    number, or one by domain, e.g. `{reasoning: 0.25}`"""
     fleet: FleetSpec = FleetSpec()
 
 
@@ -49,6 +53,10 @@ class DistillSpec(StageSpec):
         spec = cls(seed=place.seed, settings=settings, domains=domains, start=place.start)
         own = {domain.name: place.model for domain in place.domains}
         return spec, dict(place.experts or own) | place.admitted_problems("distill")
+
+    def problems(self) -> Iterator[str]:
+        names = [domain.name for domain in self.domains]
+        yield from unknown_domains(self.settings.nothink_share, names)
 
     @property
     def drawn(self) -> Mapping[Split, int]:

@@ -261,7 +261,8 @@ class RlSpec(StageSpec):
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
                 " `max_staleness`"
             )
-        yield from mode_problems(settings.nothink_share, self.domains, settings.algorithm.advantage)
+        names = [domain.name for domain in self.domains]
+        yield from mode_problems(settings.nothink_share, names, settings.algorithm.advantage)
         yield from critic_problems(settings)
         yield from _phase_problems(settings)
         yield from _temperature_problems(settings)

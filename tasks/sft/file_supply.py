@@ -32,6 +32,7 @@ def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
     # Beside the attempt's own folder: the next attempt need not fetch and unpack them again.
     renderer, copies = Renderer.of_model(context.inputs["model"]), home() / "cache" / "files"
     held_out, share = _held_out_words(spec) if spec.held_out else None, spec.settings.nothink_share
+    assert not isinstance(share, dict), "the spec refuses it"
     if share:
         renderer.chat.require_thinking_switch()
     stream = MixedStream(spec.settings.data, renderer, spec.seed, copies, held_out, share)

@@ -19,6 +19,7 @@ from engines.draws import draw_demonstrations
 from engines.types import Message, Problem
 from infra.errors import InputError
 from infra.hooks import resolve
+from tasks.nothink import RepeatedShare
 from tasks.sft.spec import ONLY_ADMITTED
 from tasks.stage import ADMITTED
 
@@ -83,8 +84,9 @@ def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path], scratch: P
         solved = partial(_distilled, chat, inputs.get("data"))
     share, seed = spec.settings.nothink_share, spec.seed
     sequences = SequenceFile(scratch)
-    thinking: dict[tuple[str, str, int], int] = {}
-    """places by rollout: each branch has its rollout's whole conversation, so once is enough"""
+    thinking: dict[tuple[str, str, int], tuple[str, int]] = {}
+    """domains and places by rollout: each branch has its rollout's whole conversation, so once is
+    enough"""
     num_made = num_bare = 0
     for each in solved():
         made = each.sequence or _rendered(chat, each.problem, each.turns, unrendered)
@@ -94,10 +96,11 @@ def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path], scratch: P
         if len(made.tokens) <= longest:
             sequences.append(made)
         if share and each.problem.thinking:
-            thinking[each.rollout] = each.place
-    for made in _without_thinking(
-        solved, list(thinking.values()), chat, share, seed, unrendered, scratch
-    ):
+            thinking[each.rollout] = each.problem.domain, each.place
+    if thinking:
+        chat.require_thinking_switch()
+    chosen = _chosen(list(thinking.values()), share, seed)
+    for made in _without_thinking(solved, chosen, chat, unrendered, scratch):
         num_bare += 1
         if len(made.tokens) <= longest:
             sequences.append(made)
@@ -188,20 +191,35 @@ def _check_same_format(chat: Chat, row: DistilledRow, checksum: str | None) -> N
         )
 
 
+def _chosen(thinking: Sequence[tuple[str, int]], share: RepeatedShare, seed: int) -> list[int]:
+    """Places of a share of the rollouts, which are given by domain and place. Raises InputError for
+    a domain of which there is none."""
+    if not isinstance(share, dict):
+        places = [place for _, place in thinking]
+        return random.Random(f"{seed}/nothink").sample(places, round(share * len(places)))
+    chosen: list[int] = []
+    for domain, own in sorted(share.items()):
+        places = [place for name, place in thinking if name == domain]
+        if not places:
+            raise InputError(
+                f"nothink_share.{domain}: no answer of {domain} has a thought to leave out; leave"
+                " the domain out"
+            )
+        rng = random.Random(f"{seed}/nothink/{domain}")
+        chosen += rng.sample(places, round(own * len(places)))
+    return chosen
+
+
 def _without_thinking(
     solved: _Source,
-    thinking: Sequence[int],
+    chosen: Sequence[int],
     chat: Chat,
-    share: float,
-    seed: int,
     unrendered: list[str],
     scratch: Path,
 ) -> Iterator[TokenSequence]:
-    """A share of the thinking rollouts, at these places, once more, rendered with thinking off."""
-    if not thinking or share == 0:
+    """The thinking rollouts at these places once more, rendered with thinking off."""
+    if not chosen:
         return
-    chat.require_thinking_switch()
-    chosen = random.Random(f"{seed}/nothink").sample(thinking, round(share * len(thinking)))
     # rendered in the order of the source, which is read once, and given in the order of the draw
     rendered, wanted = SequenceFile(scratch), set(chosen)
     made: dict[int, int | str] = {}

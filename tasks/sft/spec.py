@@ -13,6 +13,7 @@ from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps, require_
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
 from tasks.message_files.spec import MessageFiles
+from tasks.nothink import RepeatedShare, unknown_domains
 from tasks.path_context import Place
 from tasks.stage import StageSpec
 
@@ -36,8 +37,9 @@ class SftSettings(Config):
     curriculum `files` are left out and counted; 0: none is looked for"""
     demonstrations: Count = 2000
     """solved problems drawn from the curriculum; not with `data`, unused after a `distill`"""
-    nothink_share: float = Field(default=0.0, ge=0, le=1)
-    """share of thinking samples repeated with the thinking removed (hybrid models)"""
+    nothink_share: RepeatedShare = 0.0
+    """share of thinking samples repeated with the thinking removed (hybrid models): one number, or
+    of a distilled dataset one by domain, e.g. `{reasoning: 0.25}`"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
 
@@ -76,6 +78,9 @@ class SftSpec(StageSpec):
     def in_path(cls, settings: SftSettings, place: Place) -> tuple[Self, dict[str, str]]:
         """On its own files, if it names any; else on the dataset before it, if there is one; else
         on its domain's demonstrations."""
+        names, share = [domain.name for domain in place.domains], settings.nothink_share
+        if settings.data is None and (unknown := next(unknown_domains(share, names), "")):
+            raise InputError(unknown)
         if settings.data is not None or place.data:  # both hold as many rows as they do
             usual = SftSettings.model_fields["demonstrations"].default
             if settings.data is not None and settings.demonstrations != usual:
@@ -125,6 +130,9 @@ class SftSpec(StageSpec):
     def problems(self) -> Iterator[str]:
         if self.settings.decontaminate and self.settings.data is None:
             yield "decontaminate: looks at your own files, and `data` names none; leave it out"
+        is_of_one = self.settings.data is not None or self.curriculum is not None
+        if is_of_one and isinstance(self.settings.nothink_share, dict):
+            yield "nothink_share: only a distilled dataset has several domains; write one number"
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

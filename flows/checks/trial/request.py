@@ -22,6 +22,7 @@ from flows.recipe import Recipe
 from infra.config import Config
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from tasks.base.spec import BaseSettings
+from tasks.distill.spec import DistillSpec
 from tasks.domain import CurriculumSpec, Domain
 from tasks.nothink import is_asked_of
 from tasks.rl.spec import RlSpec
@@ -144,7 +145,7 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
 
 def _asked_without_thinking(plan: list[PlannedStage], domain: str) -> Iterator[str]:
     for stage in plan:
-        if not isinstance(stage.spec, RlSpec):
+        if not isinstance(stage.spec, RlSpec | DistillSpec):
             continue
         names = [sampled.name for sampled in stage.spec.domains]
         share = stage.spec.settings.nothink_share

@@ -15,6 +15,7 @@ from engines.rollout.producer import Sampled
 from engines.rollout.tickets import TicketSource
 from engines.types import Curriculum, Group, Problem, Split, Status, Transcript
 from infra.errors import InputError
+from tasks.distill.spec import DistillSettings
 from tasks.domain import RewardTerm
 from tasks.nothink import BothModes, curves_by_mode, held_out_of, in_both_modes
 from tasks.rl.curve import score_points
@@ -46,7 +47,7 @@ LLAMA: Any = Template(has_switch=False)
 
 
 def off(share: float, count: int, seed: int = 0, start: int = 0) -> list[bool]:
-    both = BothModes(Thinking("a"), share, "a")
+    both = BothModes(Thinking("a"), "rl", share, "a")
     return [p.thinking is False for p in both.problems("rl", count, seed, start)]
 
 
@@ -71,16 +72,19 @@ def test_the_draw_hangs_on_seed_and_position_alone() -> None:
 
 
 def test_only_rl_problems_that_think_are_changed() -> None:
-    both = BothModes(Thinking("a"), 0.5, "a")
+    both = BothModes(Thinking("a"), "rl", 0.5, "a")
     assert all(p.thinking for p in both.problems("heldout", 8, 0))
-    silent = BothModes(Counting("a"), 0.5, "a").problems("rl", 8, 0)
+    distilled = BothModes(Thinking("a"), "distill", 0.5, "a")
+    assert all(p.thinking for p in distilled.problems("rl", 8, 0))
+    assert sum(p.thinking is False for p in distilled.problems("distill", 8, 0)) == 4
+    silent = BothModes(Counting("a"), "rl", 0.5, "a").problems("rl", 8, 0)
     assert {p.thinking for p in silent} == {None}
 
 
 def test_a_ticket_has_one_mode_for_all_of_its_group() -> None:
     """Two domains take turns: each has its own share of a step's six tickets."""
     domains = [replace(domain(n, float), curriculum=Thinking(n)) for n in ("a", "b")]
-    made = in_both_modes({"a": 0.5}, 0, TEMPLATE, domains)
+    made = in_both_modes({"a": 0.5, "b": 0.0}, "rl", 0, TEMPLATE, domains)
     source = TicketSource(made, split="rl", seed=0)
     drawn = source.draw(12)
     thinks = {n: [t.problem.thinking for t in drawn if t.domain.name == n] for n in ("a", "b")}
@@ -103,14 +107,16 @@ def test_what_cannot_be_in_both_modes_is_refused(
 ) -> None:
     only: Any = [replace(domain("a", float), curriculum=curriculum)]
     with pytest.raises(InputError, match=said):
-        in_both_modes(share, 0, TEMPLATE if has_switch else LLAMA, only)
-    assert in_both_modes(0.0, 0, LLAMA, only) == only
+        in_both_modes(share, "rl", 0, TEMPLATE if has_switch else LLAMA, only)
+    assert in_both_modes(0.0, "rl", 0, LLAMA, only) == only
 
 
 @pytest.mark.parametrize("share", [1, "both", True, {"a": 1.0}, {}, -0.1])
 def test_another_form_of_a_share_is_refused(share: Any) -> None:
     with pytest.raises(ValidationError, match="one share from 0 to below 1, or one by domain"):
         RlSettings.model_validate({**SETTINGS, "nothink_share": share})
+    with pytest.raises(ValidationError, match="one share from 0 to below 1, or one by domain"):
+        DistillSettings.model_validate({"nothink_share": share})
 
 
 def test_a_stage_without_both_modes_has_the_digest_it_had() -> None:
@@ -193,7 +199,7 @@ class ThoughtIsRight:
 
 async def test_held_out_problems_are_scored_in_both_modes() -> None:
     plain = replace(domain("a", float), curriculum=Thinking("a"), judge=ThoughtIsRight())
-    held_out = held_out_of(in_both_modes(0.5, 0, TEMPLATE, [plain]), 3, 0)
+    held_out = held_out_of(in_both_modes(0.5, "rl", 0, TEMPLATE, [plain]), 3, 0)
     policy = Policy(lambda prompt, sampling: "1")
     evaluator = Evaluator(roller=roller(policy), held_out=held_out, samples=2, timeout_s=5.0)
     evaluator.begin(0, 0)

@@ -145,6 +145,22 @@ def test_a_share_of_thinking_samples_comes_again_without_thinking(model: Path, t
         assert chat.decode(trained) == "\\boxed{42}<|endoftext|>"
 
 
+def test_each_domain_repeats_a_share_of_its_own(model: Path, tmp_path: Path):
+    """Of 4 and 6 thinking rollouts: 0.5 and 1/3 are 2 and 2; of a domain that is not named none."""
+    chat = Chat.load(model)
+
+    def rows(domain: str, count: int) -> list[DistilledRow]:
+        asked = replace(problem(thinking=True), domain=domain)
+        return [row(chat, replace(asked, id=f"{domain}/{n}"), ANSWER) for n in range(count)]
+
+    inputs = {"data": dataset(tmp_path, [*rows("a", 4), *rows("b", 6), *rows("c", 5)])}
+    data = load_data(sft(nothink_share={"a": 0.5, "b": 1 / 3}), model, inputs, tmp_path)
+    assert (len(data.sequences), data.without_thinking) == (19, 4)
+    assert load_data(sft(nothink_share={"a": 1}), model, inputs, tmp_path).without_thinking == 4
+    with pytest.raises(InputError, match=r"nothink_share\.d: no answer of d has a thought"):
+        load_data(sft(nothink_share={"d": 0.5}), model, inputs, tmp_path)
+
+
 UNFINISHED = (*ANSWER, Message("tool", "color red"))
 
 

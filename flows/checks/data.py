@@ -74,15 +74,12 @@ class _FirstRows:
         )
 
 
-_WITH_SHARES = (SftSpec, DistillSpec, RlSpec)
-"""kinds that have a `nothink_share`"""
-
-
 def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Files that are missing or cannot be read, sources whose rows are mostly bad, and answers
     without thinking for a template that has no switch."""
     for stage in plan:
-        if isinstance(stage.spec, _WITH_SHARES) and stage.spec.settings.nothink_share:
+        spec = stage.spec
+        if isinstance(spec, SftSpec | DistillSpec | RlSpec) and spec.settings.nothink_share:
             # A random base has a template of ours, which has a switch.
             renderer = renderer_of(recipe.base) if recipe.base.random is None else None
             try:

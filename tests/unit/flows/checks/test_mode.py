@@ -48,8 +48,11 @@ def said(
     reward: str = "math",
     solved: bool = False,
     sft: bool = False,
+    brief: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> list[str]:
-    """Notes and warnings of `check`, for one domain. Raises InputError."""
+    """Notes and warnings of `check`, for one domain. Raises InputError. `brief`: of a reward for
+    length; `settings`: of the stage."""
     shutil.copytree(model, folder / "model")
     (folder / "model" / "chat_template.jinja").write_text(with_own_tokens(template))
     rows: list[dict[str, Any]] = [{"question": f"{n}+1", "answer": n + 1} for n in range(200)]
@@ -60,6 +63,9 @@ def said(
         rows = [row | {"solution": f"\\boxed{{{row['answer']}}}"} for row in rows]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kind = "sft" if sft else "rl"
+    length = {"name": "length", "options": {"budget": 9, "margin": 3}}
+    rewards: list[dict[str, Any]] = [{"name": reward, "outcome": True}]
+    rewards += [length | brief] if brief else []
     written = {
         "name": "own",
         "base": {"folder": str(folder / "model")},
@@ -67,9 +73,9 @@ def said(
             "sums": {
                 "domain": {
                     "curriculum": curriculum,
-                    "rewards": [{"name": reward, "outcome": True}],
+                    "rewards": rewards,
                 },
-                "path": [{kind: {"steps": 2, "optimizer": {"lr": 2e-4}}}],
+                "path": [{kind: {"steps": 2, "optimizer": {"lr": 2e-4}, **settings}}],
             }
         },
         "evaluate": {"problems": 2, "samples": 2},
@@ -154,6 +160,31 @@ def test_answers_without_thinking_need_a_switch(model: Path, tmp_path: Path, tem
         [] if template == QWEN3 else [True]
     )
     assert all(line.startswith("experts.own.path.") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "refused"),
+    [
+        (QWEN3, {"thinking": True}, ""),
+        (QWEN3, {}, "nothink_share: no problem of sums asks for a thought"),
+        (LLAMA, {"thinking": True}, "nothink_share: nothink_share needs a chat template"),
+    ],
+)
+def test_both_modes_in_one_stage_need_thoughts_and_a_switch(
+    model: Path, tmp_path: Path, template: str, options: dict[str, Any], refused: str
+) -> None:
+    def found(share: float) -> list[str]:
+        brief = {"thinking": False}
+        folder = tmp_path / str(share)
+        asked = files(**options)
+        return said(model, folder, template, asked, solved=True, brief=brief, nothink_share=share)
+
+    if refused:
+        with pytest.raises(InputError, match=refused):
+            found(0.5)
+        return
+    idle = [sum("length judges nothing" in line for line in found(share)) for share in (0.5, 0)]
+    assert idle == [0, 1]
 
 
 def test_a_curriculum_that_says_nothing_follows_the_template(model: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from curricula.rows.layouts import read_tools, refuse_unread
 from curricula.rows.messages import Reading, Turn
 from curricula.rows.nearest import PROMPTS_READ, nearest_prompt
 from curricula.rows.texts import shallow, text_of
+from curricula.rows.thoughts import read_switches
 from engines.types import Json, Message, Tool
 from infra.data_files.tally import BadRow, Reason
 from infra.json_text import value_text
@@ -41,6 +42,8 @@ class Prompt:
     """what was said and offered in the row itself: two rows with the same one are one problem"""
     text_asked: str
     """of that, what the user said"""
+    thinking: bool | None = None
+    """whether a thought is asked for; None: the row says nothing of it"""
     unanswered: str = field(default="", compare=False)
     """what rewards that compare an answer do not find in the reference"""
     layout: str = field(default="", compare=False)
@@ -65,6 +68,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
     solution = _solution(given, columns.solution, reference)
     if columns.id:
         given.column(columns.id)
+    thinking = _thinking(given)
     turns = [Turn(message) for message in said]
     refuse_unread(given, turns, is_auto=not columns.prompt, has_system=bool(columns.system))
     given.close()
@@ -76,6 +80,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
         solution=solution,
         text="\n".join([*map(_said, said), *map(_offered, tools)]),
         text_asked="\n".join(m.content for m in said if m.role == "user"),
+        thinking=thinking,
         unanswered=reference.unanswered,
         layout=f"{looks_like}, {reference.said}",
         unread=frozenset(unread),
@@ -113,6 +118,16 @@ def reference_checksum(prompt: Prompt) -> int:
 def contradict(reference: int, other: int) -> bool:
     """Whether two references, by their checksums, are there and differ."""
     return 0 not in (reference, other) and reference != other
+
+
+def _thinking(row: Fields) -> bool | None:
+    switches = read_switches(row)
+    if len({*switches.values()}) > 1:
+        named = " and ".join(f"`{name}`" for name in switches)
+        raise BadRow(
+            Reason.COLUMNS, f"has {named}, of which one turns thinking on and one off; leave one"
+        )
+    return next(iter(switches.values()), None)
 
 
 def _said(message: Message) -> str:

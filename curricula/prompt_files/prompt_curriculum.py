@@ -230,7 +230,7 @@ class Files:
             messages=prompt.messages,
             reference=prompt.reference,
             tools=prompt.tools,
-            thinking=self._settings.thinking,
+            thinking=self._settings.thinking if prompt.thinking is None else prompt.thinking,
             metadata=metadata,
             row=where,
         )

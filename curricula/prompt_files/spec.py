@@ -118,8 +118,9 @@ class PromptFiles(Config):
     shares: Shares = Shares()
     """shares of the rows of `split: auto` by split"""
     thinking: bool | None = None
-    """whether a thought is asked for; left out: off, unless the model's chat template always opens
-    one; a template without a switch leaves it to the model"""
+    """whether a thought is asked for, where a row does not say it (`enable_thinking: true`); left
+    out: off, unless the model's chat template always opens one; a template without a switch leaves
+    it to the model"""
     decontaminate: NonNegativeInt = 0
     """n: rows that share n words in a row with a held-out one are not trained on; 0: only rows with
     the same prompt are left out"""

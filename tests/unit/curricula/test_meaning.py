@@ -151,6 +151,16 @@ def test_an_answer_that_was_cut_off_is_refused(name: str, value: Any, is_cut: bo
             assert sft(row).unread in ({name}, {f"messages[].{name}"})
 
 
+def test_a_prompt_says_whether_a_thought_is_asked_for():
+    assert prompt(QA).thinking is None
+    assert prompt(QA | {"enable_thinking": False}).thinking is False
+    found = prompt(QA | {"reasoning": "on", "chat_template_kwargs": {"enable_thinking": True}})
+    assert (found.thinking, found.unread) == (True, frozenset())
+    assert prompt(QA | {"thinking": "Add the tens."}).thinking is None, "a thought is no switch"
+    with pytest.raises(BadRow, match="`enable_thinking` and `use_thinking`, of which"):
+        prompt(QA | {"enable_thinking": True, "use_thinking": False})
+
+
 def test_named_columns_let_others_stay():
     unread = sft(talk(ASK, ANSWER, documents=["a"], prompt="b"), messages="messages").unread
     assert unread == {"documents", "prompt"}

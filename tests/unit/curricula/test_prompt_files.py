@@ -321,6 +321,14 @@ def test_the_files_are_read_once_a_machine_and_again_when_they_change(tmp_path: 
     assert len(list(kept.iterdir())) == 2, "and no draft is left"
 
 
+def test_what_a_row_says_of_thinking_goes_before_the_option(tmp_path: Path):
+    rows = [row(n) | ({"enable_thinking": n % 2 == 0} if n < 6 else {}) for n in range(12)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    made = Files(sources={"files": [file]}, shares={"heldout": 0}, thinking=True)
+    found = {p.messages[0].content: p.thinking for p in every(made, "rl")}
+    assert found == {row(n)["question"]: n >= 6 or n % 2 == 0 for n in range(12)}
+
+
 def test_solutions_are_demonstrations(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", list(map(row, range(20))))
     made = Files(sources={"files": [file]}, shares={"sft": 0.5}, thinking=True)

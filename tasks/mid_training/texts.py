@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from curricula.rows.conversation import Conversation, Document
@@ -13,8 +14,13 @@ from curricula.rows.texts import is_blank, kind_of, shallow, text_of
 from engines.batching import TokenSequence
 from engines.chat import Chat
 from engines.chat.training_text import TrainingText
+from engines.types import Message
 from infra.data_files.tally import BadRow, Reason
+from infra.errors import InputError
 from tasks.message_files.render_rows import Renderer
+
+_MARK = "\ufdd0"
+"""no character of any language: stands at both ends of a text while its place is looked for"""
 
 
 @shallow
@@ -59,19 +65,41 @@ class TextRenderer(Renderer):
         if self._others is None:  # all but what its author marked
             marked = zip(mask, made.loss_mask, strict=True)
             return replace(made, loss_mask=[int(not was or is_now) for was, is_now in marked])
+        whole = self._text(conversation).whole
         try:
-            spans = [*_spans(self._text(conversation), conversation, self._others)]
+            spans = self._spans(conversation, whole, self._others)
         except BadRow as error:
             return error
-        return replace(made, loss_mask=self._with_spans(made, self._text(conversation), spans))
+        return replace(made, loss_mask=self._with_spans(made, whole, spans))
+
+    def _spans(
+        self, conversation: Conversation, whole: str, roles: Collection[str]
+    ) -> list[tuple[int, int]]:
+        """Where the texts of these roles' messages stand in the rendering, found by rendering them
+        between marks. Raises BadRow for a template that writes them in another way then."""
+        told = [m for m in conversation.messages if m.role in roles and m.content.strip()]
+        messages = tuple(_marked(m) if m in told else m for m in conversation.messages)
+        try:
+            parts = self._text(replace(conversation, messages=messages)).whole.split(_MARK)
+        except (BadRow, InputError):
+            parts = []
+        if "".join(parts) != whole or len(parts) != 2 * len(told) + 1:
+            raise BadRow(
+                Reason.TEMPLATE,
+                "the chat template does not write a message's text in one place, as it is, so that"
+                f" the loss cannot be taken on {', '.join(sorted(roles))}; leave `roles` out, or"
+                " these roles",
+            )
+        ends = [*accumulate(map(len, parts))]
+        return list(zip(ends[:-1:2], ends[1::2], strict=True))
 
     def _with_spans(
-        self, made: TokenSequence, text: TrainingText, spans: list[tuple[int, int]]
+        self, made: TokenSequence, whole: str, spans: list[tuple[int, int]]
     ) -> list[int]:
         """The mask with these characters, too, and the token that ends their turn."""
         if not spans:
             return made.loss_mask
-        whole, starts = text.whole, [start for start, _ in spans] + [len(text.whole)]
+        starts = [start for start, _ in spans] + [len(whole)]
         exchanges = [
             (whole[start:end], whole[end:following])
             for (start, end), following in zip(spans, starts[1:], strict=True)
@@ -82,33 +110,8 @@ class TextRenderer(Renderer):
         return [int(m or other) for m, other in zip(made.loss_mask, others, strict=False)]
 
 
-def _spans(
-    text: TrainingText, conversation: Conversation, roles: Collection[str]
-) -> Iterator[tuple[int, int]]:
-    """Where the texts of these roles' messages stand in the rendering. Raises BadRow for one that
-    the template writes otherwise."""
-    whole, at = text.whole, 0
-    turns = iter(_turns(text))
-    for number, message in enumerate(conversation.messages):
-        if message.role == "assistant":
-            at = next(turns)
-            continue
-        said = message.content.strip()
-        found = whole.find(said, at)
-        if found < 0:
-            raise BadRow(
-                Reason.TEMPLATE,
-                f"messages[{number}]: the chat template writes its text in another way, so that the"
-                f" loss cannot be taken on role {message.role}; leave `roles` out, or that role",
-            )
-        at = found + len(said)
-        if message.role in roles and said:
-            yield found, at
-
-
-def _turns(text: TrainingText) -> Iterator[int]:
-    """Where each of the assistant's turns ends."""
-    at = len(text.prompt)
-    for said, after in text.exchanges:
-        yield at + len(said)
-        at += len(said) + len(after)
+def _marked(message: Message) -> Message:
+    """Its text between marks; white space around it stays outside, as templates may drop it."""
+    said = message.content.strip()
+    before, _, after = message.content.partition(said)
+    return replace(message, content=f"{before}{_MARK}{said}{_MARK}{after}")

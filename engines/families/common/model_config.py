@@ -250,5 +250,8 @@ def with_positions(
         made["rope_parameters"] = {**config["rope_parameters"], **changed, **scaling}
         changed = changed if "rope_theta" in config else {}
     elif scaling:
-        made["rope_scaling"] = {**(config.get("rope_scaling") or {}), **scaling}
+        had_scaling = config.get("rope_scaling") or {}
+        if "type" in had_scaling:  # the older name, which readers believe before the newer one
+            scaling["type"] = scaling["rope_type"]
+        made["rope_scaling"] = {**had_scaling, **scaling}
     return made | changed

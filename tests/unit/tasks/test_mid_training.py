@@ -168,6 +168,31 @@ def test_the_loss_is_taken_on_the_messages_of_the_roles(
     assert [run.replace("<think>\n\n</think>\n\n", "") for run in found] == said
 
 
+FUNCTION = {
+    "name": "search",
+    "description": "A user's search.",
+    "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+}
+
+
+def test_a_message_is_trained_where_it_stands_and_not_where_the_format_says_its_words(
+    qwen: Renderer,
+) -> None:
+    call = {"function": {"name": "search", "arguments": {"q": "ant"}}}
+    talk = [
+        {"role": "user", "content": " user\n"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "search"},
+        {"role": "assistant", "content": "s"},
+    ]
+    row = {"messages": talk, "tools": [{"type": "function", "function": FUNCTION}]}
+    source = TextFiles(files=["-"], text=None, roles=["assistant", "user", "tool"])
+    asked, _, found, said = trained(qwen, source, row)
+    assert (asked.strip(), found, said) == ("user\n<|im_end|>", "search", "s<|im_end|>")
+    with pytest.raises(BadRow, match="cannot be taken on tool, user"):
+        trained(qwen, source, {"messages": [{**talk[0], "content": "a\ufdd0"}, talk[3]]})
+
+
 def test_without_roles_it_is_taken_on_every_token_but_of_turns_that_are_marked(
     qwen: Renderer,
 ) -> None:
@@ -243,6 +268,11 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
             OLD | {"rope_scaling": YARN | {"factor": 2.0}, "max_position_embeddings": 1024},
             {"yarn": True},
             {"rope_theta": 1e4, "rope_scaling": YARN},
+        ),
+        (  # the older name of its type says the same
+            OLD | {"rope_scaling": {"type": "default"}},
+            {"yarn": True},
+            {"rope_theta": 1e4, "rope_scaling": YARN | {"type": "yarn"}},
         ),
     ],
 )

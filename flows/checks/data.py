@@ -32,6 +32,7 @@ from tasks.base.spec import BaseSettings
 from tasks.distill.spec import DistillSpec
 from tasks.domain import Domain
 from tasks.message_files.spec import MessageFiles, RowFiles
+from tasks.mid_training.spec import TextFiles
 from tasks.model_folder.folder_chat import template_text
 from tasks.model_folder.model_files import local_folder
 from tasks.rl.spec import RlSpec
@@ -64,14 +65,19 @@ class _FirstRows:
     """rows by what they look like"""
     unread: set[str] = field(default_factory=set[str])
     """columns, and fields inside them, that nothing reads"""
+    speakers: set[str] = field(default_factory=set[str])
+    """roles of the messages of good rows"""
 
     @property
     def said(self) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.bad.most_common())
-        which = "all" if self.are_all else "the first"
-        return f"{self.bad.total()} of {which} {self.read} rows ({reasons}): " + "; ".join(
+        return f"{self.bad.total()} of {self.which} {self.read} rows ({reasons}): " + "; ".join(
             self.named[:_NAMED]
         )
+
+    @property
+    def which(self) -> str:
+        return "all" if self.are_all else "the first"
 
 
 def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
@@ -119,6 +125,12 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
         if found.unread:
             looks, names = " or ".join(found.layouts), ", ".join(sorted(found.unread))
             yield f"{where}: read as {looks}; not read: {names}"
+        roles = source.roles or [] if isinstance(source, TextFiles) else []
+        if found.layouts and (silent := [role for role in roles if role not in found.speakers]):
+            yield (
+                f"{where}.roles: {', '.join(silent)}: no message of {found.which} {found.read} rows"
+                " is of such a role"
+            )
 
 
 def _is_refused(found: _FirstRows, source: RowFiles) -> bool:
@@ -176,6 +188,7 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
                         rendered.render(conversation)
                     found.without_thought += any(map(rendered.lacks_thought, said))
                 found.layouts[said[0].layout] += 1
+                found.speakers |= {message.role for message in said[0].messages}
                 found.unread |= said[0].unread
             except BadRow as error:
                 found.bad[error.reason] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import io
 import resource
 import shlex
@@ -216,6 +215,7 @@ def preview(
     instruction: str = "",
     system: str = "",
     pattern: str = "",
+    roles: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
     root: str = "",
     json: Json = False,
 ) -> int:
@@ -236,18 +236,19 @@ def preview(
         instruction: Of prompts: text that follows each, e.g. how to write the answer.
         system: Of prompts: text of a system message, where a row has none.
         pattern: Of prompts: regular expression, what of a reference counts, e.g. '#### (.+)'.
+        roles: Of documents that are conversations: whose messages the loss is taken on, e.g.
+            assistant tool; all: every token.
         root: The store to look in; default: the latest run's.
     """
     from flows.command.models.preview import ReadAs, preview_files
 
     of_prompts = {"instruction": instruction, "system": system, "reference_pattern": pattern}
-    read_as = ReadAs(kind, format, columns or [], of_prompts)
+    read_as = ReadAs(kind, format, columns or [], of_prompts, roles or [])
     return preview_files(files, model, read_as, rows, read, root, json, console)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
-    gc.set_threshold(50_000, 10, 10)  # what a command imports stays: nothing to look through often
     unwrap_help()
     bypass()
     _dump_no_memory()

@@ -145,6 +145,8 @@ class ReadAs:
     """as a person writes them: messages=chat"""
     of_prompts: Mapping[str, str]
     """by field of `PromptSource`, what else makes a prompt; by option where it is refused"""
+    roles: Sequence[str] = ()
+    """of documents that are conversations: whose messages the loss is taken on; or `all`"""
 
     def reader(self, renderer: Renderer) -> Read:
         """What turns a row into what is shown of it. Raises InputError for what its kind has no use
@@ -158,8 +160,12 @@ class ReadAs:
             if value:
                 option = f"--{name.removeprefix('reference_')}"
                 raise InputError(f"{option} {value!r}: is for prompts; write --kind prompts too")
+        if self.roles and self.kind != "documents":
+            raise InputError("--roles: is for mid-training; write --kind documents too")
         if self.kind == "documents":
-            source = _settings(TextFiles, {"files": ["-"], "format": self.layout, **named})
+            roles = None if list(self.roles) == ["all"] else list(self.roles)
+            its = {"text": None, "roles": roles, "columns": named} if self.roles else named
+            source = _settings(TextFiles, {"files": ["-"], "format": self.layout, **its})
             rendered = source.renderer(renderer)
             return lambda row: _conversation(source.conversations(row)[0], rendered)
         if self.kind == "pairs":

@@ -51,6 +51,11 @@ def _divergence(algorithm: Algorithm) -> Iterator[str]:
             "loss: divergence compares the student with a teacher, and no advantage counts; write"
             " `advantage: distillation` beside it, in an `opd` stage"
         )
+    elif algorithm.advantage != DistillationAdvantage(kind="distillation"):
+        yield (
+            "advantage: clip and whiten are of an estimate, and the loss divergence computes the KL"
+            " itself; write `advantage: distillation` alone"
+        )
     if algorithm.correction.weight is not None or algorithm.correction.reject:
         yield (
             "correction: divergence is the KL at the places that were sampled, whose tokens it does"

@@ -111,22 +111,30 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
     return hf_config(base.random)
 
 
+def config_made(plan: Sequence[PlannedStage], name: str) -> Mapping[str, Any] | None:
+    """The `config.json` of the model that a stage makes or imports; None where it is not known."""
+    stage = {each.name: each for each in plan}.get(name)
+    if stage is None:
+        return None
+    if isinstance(stage.spec, BaseSpec):
+        return model_config(stage.spec.settings)
+    config = config_made(plan, stage.inputs.get("model", ""))
+    rope = stage.spec.settings.rope if isinstance(stage.spec, MidTrainingSpec) else None
+    if config is None or rope is None:
+        return config
+    try:
+        return rope.of(config)
+    except InputError:  # said of that stage
+        return {**config, "max_position_embeddings": rope.positions}
+
+
 def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedStage) -> int | None:
     """Positions of the model that a stage begins with, or of those that it scores the most; None
     where the base's are not known."""
-    made = {each.name: each for each in plan}
-    own = (model_config(recipe.base) or {}).get("max_position_embeddings")
-    if not isinstance(own, int):
-        return None
-    most = own
     begins = [stage.inputs["model"]] if "model" in stage.inputs else stage.inputs.values()
-    for name in begins:
-        given = made.get(name)
-        while given is not None:  # what it was made of; positions only grow
-            if isinstance(given.spec, MidTrainingSpec) and given.spec.settings.rope is not None:
-                most = max(most, given.spec.settings.rope.positions)
-            given = made.get(given.inputs.get("model", ""))
-    return most
+    configs = [model_config(recipe.base), *(config_made(plan, name) for name in begins)]
+    own, *others = [(config or {}).get("max_position_embeddings") for config in configs]
+    return max(own, *(n for n in others if isinstance(n, int))) if isinstance(own, int) else None
 
 
 def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:

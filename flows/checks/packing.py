@@ -11,11 +11,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from engines.families.common.registry import model_shape
 from flows.checks.data import renderer_of
-from flows.checks.engines import model_config, positions_of
+from flows.checks.engines import config_made
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.data_files.files import find_files
-from infra.errors import InputError, TributaryError
+from infra.errors import InputError, TrainingStopped, TributaryError
 from infra.home import home
 from tasks.mid_training.spec import MidTrainingSpec
 
@@ -26,17 +26,15 @@ _MOST = 64
 """sequences that are packed"""
 
 
-def length_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+def length_problems(plan: Sequence[PlannedStage]) -> Iterator[str]:
     """Sequences that are longer than the model reads, and positions that it cannot be given."""
     for stage in plan:
         if not isinstance(stage.spec, MidTrainingSpec):
             continue
-        positions, config = positions_of(recipe, plan, stage), model_config(recipe.base)
-        if positions is None or config is None:
-            continue
+        config = config_made(plan, stage.inputs["model"])
         try:
-            known = {**config, "max_position_embeddings": positions}
-            model_shape(stage.spec.settings.config_of(known))
+            if config is not None:
+                model_shape(stage.spec.settings.config_of(config))
         except InputError as error:
             yield f"{stage.where}.{error}"
 
@@ -54,6 +52,8 @@ def packing_notes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
             if all(isinstance(file.fs, LocalFileSystem) for file in files):
                 packed = spec.settings.packed(renderer, spec.seed, home() / "cache" / "files")
                 yield f"{stage.where}: {_said(packed, spec)}"
+        except TrainingStopped as error:  # of rows behind the first ones
+            yield f"{stage.where}: the stage will stop: {error}"
         except TributaryError:  # what is wrong with the files is said elsewhere
             continue
 

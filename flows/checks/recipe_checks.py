@@ -43,7 +43,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     if not hooks:  # parts can only be tried once their files are there
         problems += findings_of(request_of(recipe, plan), again=again).problems
     problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
-    problems += length_problems(recipe, plan)
+    problems += length_problems(plan)
     problems += [*_resources(recipe, plan), *served_problems(recipe, plan)]
     problems += [*teacher_problems(recipe, plan), *_options(recipe, plan)]
     problems += [*_time_limits(plan), *memory_problems(recipe, plan)]

@@ -1,17 +1,18 @@
-"""Whether the teachers that a recipe names by their folders can teach, seen before anything runs.
+"""Whether a recipe's teachers can teach, seen before anything runs.
 
-A teacher that is a stage of the recipe was made from its base, and so always can.
+One that is a stage of the recipe was made from its base, and differs at most in positions that a
+`mid_training` gave to it or to the student.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
-from flows.checks.engines import model_config
+from flows.checks.engines import config_made
 from flows.plan import TEACHER, PlannedStage
 from flows.recipe import Recipe
 from infra.errors import InputError, StorageError
@@ -26,16 +27,30 @@ if TYPE_CHECKING:
 
 def teacher_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Each as `FIELD: what is wrong; what to do`."""
+    made = {stage.name: stage for stage in plan}
     for stage in plan:
         if recipe.base.folder is not None:
             yield from _served(recipe.base, stage)
-        if stage.name.startswith(TEACHER) and isinstance(stage.spec, BaseSpec):
-            what = _other_shape(recipe.base, stage.spec.settings)
+        if not stage.spec.has_teachers:
+            continue
+        student = config_made(plan, stage.inputs["model"])
+        for domain in stage.spec.sampled_domains:
+            teacher = made.get(stage.inputs.get(domain.name, ""))
+            if teacher is None:  # it is served
+                continue
+            what = _other_shape(student, config_made(plan, teacher.name))
+            if not teacher.name.startswith(TEACHER) or not isinstance(teacher.spec, BaseSpec):
+                if what:
+                    yield (
+                        f"{stage.where}: {teacher.name}, the teacher of {domain.name}, has another"
+                        f" {what} than the student; give both the same `rope` in `mid_training`"
+                    )
+                continue
             if not what and recipe.base.folder is not None:
-                what = _other_tokens(recipe.base, stage.spec.settings)
+                what = _other_tokens(recipe.base, teacher.spec.settings)
             if what:
                 yield (
-                    f"{stage.where}: {stage.spec.settings.folder} has another {what} than the"
+                    f"{teacher.where}: {teacher.spec.settings.folder} has another {what} than the"
                     " student; name a model that was trained from the same base"
                 )
 
@@ -53,9 +68,9 @@ def _served(student: BaseSettings, stage: PlannedStage) -> Iterator[str]:
             )
 
 
-def _other_shape(student: BaseSettings, teacher: BaseSettings) -> str:
-    """How the architectures differ; empty if they do not, or if a folder is out of reach."""
-    configs = [model_config(settings) for settings in (student, teacher)]
+def _other_shape(*configs: Mapping[str, Any] | None) -> str:
+    """How student's and teacher's architectures differ; empty if they do not, or if a folder is out
+    of reach."""
     try:
         shapes = [model_shape(config) for config in configs if config is not None]
     except InputError:  # said of the folder itself

@@ -63,6 +63,11 @@ class OpdSpec(StageSpec):
                 " STAGE}`, a stage before it or a model's folder; only `unified.path` has the"
                 " experts as teachers by itself"
             )
+        if same := [name for name in served if served[name].model == place.model]:
+            raise InputError(
+                f"served_teachers.{same[0]}.model: {place.model} is the student itself; name"
+                " another model"
+            )
         in_ranks = {name: teachers[name] for name in names if name not in served}
         inputs = {STUDENT: place.model, **in_ranks}
         return spec, inputs | place.admitted_problems("rl")

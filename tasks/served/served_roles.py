@@ -101,7 +101,8 @@ def _said(role: ServedRole) -> str:
     return f"{'a reward model' if role.has_head else 'a language model'}, {role.model},"
 
 
-_STAGE = re.compile(r"[a-z0-9][a-z0-9-]*")
+_STAGE = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""a kind may have an underscore: agent-mid_training"""
 
 
 def is_stage(model: str) -> bool:

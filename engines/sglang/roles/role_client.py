@@ -140,7 +140,7 @@ class RoleClient:
         if tokens > longest:
             raise InputError(
                 f"{self._role}: {tokens} tokens with its answer, and it takes {longest}: shorten"
-                " the prompt, or raise `served.fleet.context_length`"
+                " the prompt, or raise `context_length` of its `fleet`"
             )
 
     @asynccontextmanager

@@ -88,6 +88,8 @@ def test_a_served_teacher_is_a_role_of_the_stage_or_at_an_address() -> None:
     assert list(served.roles) == ["big"]
     with pytest.raises(InputError, match=r"no stage before it makes it: name one of base"):
         plan("opd", "unified.path.opd.served_teachers={agent: {model: unified-rl}}")
+    with pytest.raises(InputError, match=r"served_teachers\.agent\.model: unified-sft is the stu"):
+        plan("sft+opd", "unified.path.opd.served_teachers={agent: {model: unified-sft}}")
 
 
 def test_folders_of_teachers_are_seen_from_the_recipe(tmp_path: Path) -> None:
@@ -179,6 +181,11 @@ WHOLE = "{advantage: distillation, loss: divergence}"
             f"{OPD}={{{SERVED}, algorithm: {WHOLE}}}",
             "give logprobs of sampled tokens only",
         ),
+        (
+            "sft+opd",
+            f"{OPD}.algorithm={{advantage: {{kind: distillation, clip: 2}}, loss: divergence}}",
+            "unified-opd: algorithm.advantage: clip and whiten are of an estimate",
+        ),
         ("sft", "resources.stages={unified-odp: {servers: 1}}", "did you mean `unified-opd`"),
     ],
 )
@@ -230,6 +237,26 @@ def test_check_compares_a_teachers_folder_with_the_base(tmp_path: Path) -> None:
     (said,) = problems(random_base(tmp_path / "other", experts=4))
     assert "has another architecture (" in said
     assert "num_layers is 2 there and 1 here" in said
+    with pytest.raises(InputError, match="is the student itself"):
+        problems(base)
+
+
+def test_a_teacher_with_other_positions_than_the_student_is_refused(tmp_path: Path) -> None:
+    """The trainer that holds it has the student's rotary angles."""
+    base, files = random_base(tmp_path / "base"), "data: {files: [/texts.jsonl]}"
+    longer = f"{{steps: 1, optimizer: {{lr: 0.1}}, {files}, rope: {{positions: 1024, yarn: true}}}}"
+    on = ("base.random=null", f"base.folder={base}", f"experts.agent.path=[mid_training: {longer}]")
+    made = recipe("opd", *on)
+    (said,) = teacher_problems(made, plan_post_train(made))
+    assert said.startswith(
+        "unified.path.0.opd: agent-mid_training, the teacher of agent, has another architecture ("
+    )
+    assert "max_positions is 1024 there and 512 here" in said
+    # Named by itself it is a stage, and no folder.
+    both = f"unified.path=[mid_training: {longer}, opd: {{steps: 1, optimizer: {{lr: 0.1}}, %s}}]"
+    same = "teachers: {reasoning: agent-mid_training, general: agent-mid_training}"
+    made = recipe("opd", *on, both % same)
+    assert list(teacher_problems(made, plan_post_train(made))) == []
 
 
 def test_a_step_trains_on_every_problem_that_it_asks_for() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.checks.packing import packing_notes
+from flows.checks.packing import length_problems, packing_notes
 from flows.checks.recipe_checks import cautions, check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
@@ -161,6 +161,28 @@ def test_check_refuses_sequences_that_the_model_cannot_read_and_says_how_full_th
     (told,) = packing_notes(made, planned(made))
     assert "mid_training: its first 6 sequences of 256 tokens are 99.7% full" in told
     assert "0 are bad and left out; 3 steps take 1,532 tokens: data.0 about" in told
+    # Bad rows behind those that are looked at first.
+    (tmp_path / "texts.jsonl").write_text(lines(*[{"text": "ant"}] * 60, *[{"text": ""}] * 40))
+    (told,) = packing_notes(made, planned(made))
+    assert "path.0.mid_training: the stage will stop: " in told
+
+
+def test_check_sees_the_positions_that_an_earlier_stage_gave_and_roles_that_never_speak(
+    tmp_path: Path,
+):
+    (tmp_path / "chats.jsonl").write_text(lines(GOOD))
+    chats = {"files": ["chats.jsonl"], "text": None, "roles": ["assistant", "tool"]}
+    first = {"data": chats, "sequence_length": 64, "rope": {"positions": 1024, "yarn": True}}
+    made = mid_training(tmp_path, **first)
+    said = "mid_training.data.roles: tool: no message of all 1 rows is of such a role"
+    assert any(said in line for line in cautions(made, planned(made)))
+    longer = {"positions": 2048, "theta": 1e6}
+    again = {"steps": 1, "optimizer": {"lr": 1e-3}, "data": {"files": ["/chats.jsonl"]}}
+    second = {"mid_training": {**again, "sequence_length": 64, "rope": longer}}
+    change = f"experts.needle.path.1={json.dumps(second)}"
+    made = load_recipe(str(tmp_path / "recipe.yaml"), [change])
+    (said,) = length_problems(planned(made))
+    assert said.startswith("experts.needle.path.1.mid_training.rope.yarn: the model has rope type")
 
 
 def test_preview_shows_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -174,6 +196,15 @@ def test_preview_shows_documents(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "\u27e612+30<|endoftext|>\u27e7" in said
     assert "read as documents (body)\nnot read: url\n" in said
     assert "texts.jsonl:2: has no column body; it has text" in said
+    texts.write_text(lines(GOOD))
+    as_chats = ["--kind", "documents", "--model", str(model), "--roles"]
+    for roles, shown in (
+        ("all", "\u27e6<|user|>12+30<|assistant|>"),
+        ("user assistant", "<|user|>\u27e612+30<|assistant|>\u27e7<think>"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["preview", str(texts), *as_chats, *roles.split()])
+        assert shown in capsys.readouterr().out
 
 
 def test_preview_shows_what_is_trained_on_and_counts_the_rows(

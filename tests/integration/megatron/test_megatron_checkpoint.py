@@ -11,7 +11,7 @@ import pytest
 from engines.megatron.spec import Parallel
 from infra.errors import InputError
 from tests.integration.megatron.megatron_models import make_model, sequences
-from tests.integration.megatron.megatron_ranks import Ranks, TrainerArgs
+from tests.integration.megatron.megatron_ranks import EACH_LAYOUT, Ranks, TrainerArgs
 
 pytestmark = pytest.mark.integration
 
@@ -135,10 +135,11 @@ def test_another_layout_continues_the_run(
     ],
     ids=["ep2-to-ep2", "ep2-to-1", "1-to-tp2-ep2"],
 )
+@pytest.mark.parametrize("family", ["glm4_moe", *(["deepseek_v3"] if EACH_LAYOUT else [])])
 def test_ranks_that_share_out_experts_continue_the_run_of_others(
-    saved: Parallel, loaded: Parallel, ranks: Ranks, tmp_path: Path
+    saved: Parallel, loaded: Parallel, family: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    make_model("glm4_moe", tmp_path / "model")
+    make_model(family, tmp_path / "model")
     whole = ranks.run(train_and_save, TrainerArgs(tmp_path / "model", saved), tmp_path / "step-3")
     args = TrainerArgs(tmp_path / "model", loaded, seed=99)
     resumed = ranks.run(load_and_train, args, tmp_path / "step-3")

@@ -148,11 +148,15 @@ def planned(weights: Sequence[Weight], limit: int, num_shards: int) -> Iterator[
 
 def _taken_together(weights: Sequence[Weight]) -> list[list[Weight]]:
     """Each weight by itself, or with those that servers must get in the same request."""
-    taken: dict[str | int, list[Weight]] = {}
-    for number, weight in enumerate(weights):
-        layer, has_peers = _TAKEN_TOGETHER.subn(".", weight.tensors[0][0])
-        taken.setdefault(layer if has_peers else number, []).append(weight)
+    taken: dict[str, list[Weight]] = {}
+    for weight in weights:
+        taken.setdefault(taken_as(weight.tensors[0][0]), []).append(weight)
     return list(taken.values())
+
+
+def taken_as(name: str) -> str:
+    """A name that is the same for tensors that servers must get in the same request."""
+    return _TAKEN_TOGETHER.sub(".", name)
 
 
 def _whole_bytes(weight: Weight) -> int:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engines.weights.buckets import taken_as
 from engines.weights.disk_delta.delta_manifest import (
     BucketRecord,
     Identity,
@@ -166,15 +167,17 @@ class ServedCopy:
         self, url: str, folder: str, held: ServerWeights
     ) -> Sequence[Sequence[tuple[str, Tensor]]]:
         """Bring the copy to the version in `folder` of `url`; returns the tensors, by bucket, that
-        the server lacks. These are all unless it holds (`held`) just what it loaded last from here.
+        the server lacks, with those that it takes only together with them. These are all unless it
+        holds (`held`) just what it loaded last from here.
 
         Raises as `WeightCopy.catch_up`.
         """
         with self._lock:
             self._copy.catch_up(Store(url), folder)
             known = self._served if held == self._served_as else {}
-            checksums = self._copy.checksums
-            return self._copy.buckets(lambda name: known.get(name) != checksums[name])
+            checksums = self._copy.checksums.items()
+            lacking = {taken_as(name) for name, bits in checksums if known.get(name) != bits}
+            return self._copy.buckets(lambda name: taken_as(name) in lacking)
 
     def confirm(self, held: ServerWeights) -> None:
         """The server has loaded what was prepared, and says now that it holds this."""

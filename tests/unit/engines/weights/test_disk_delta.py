@@ -183,6 +183,8 @@ def test_a_server_gets_what_changed_only_if_it_holds_what_it_loaded_last(
         buckets = served.prepare(trainer.store.root, folder, held)
         return {name for bucket in buckets for name, _ in bucket}
 
+    pair = {"0.q_a_proj.weight", "0.kv_a_proj_with_mqa.weight"}
+    trainer.tensors |= {name: torch.ones(4) for name in pair}
     everything = set(trainer.tensors)
     assert sent(trainer.write(1), ServerWeights("0", "started with")) == everything
     served.confirm(ServerWeights("1", "a"))
@@ -194,6 +196,8 @@ def test_a_server_gets_what_changed_only_if_it_holds_what_it_loaded_last(
     assert sent(second, ServerWeights("1", "a")) == {"head"}, "prepared twice, not loaded yet"
     trainer.step("norm")
     assert sent(trainer.write(3), ServerWeights("1", "a")) == {"head", "norm"}
+    trainer.step("0.q_a_proj.weight")
+    assert sent(trainer.write(4), ServerWeights("1", "a")) == {"head", "norm"} | pair, "one of two"
 
 
 def test_servers_that_hold_different_bits_do_not_continue() -> None:

@@ -88,13 +88,14 @@ def test_a_model_that_does_not_fit_is_refused(
     assert f"{FOUND.url} serves a model with {says}" in str(told.value)
 
 
+@pytest.mark.parametrize("name", ["rope_theta", "routed_scaling_factor", "q_lora_rank"])
 def test_a_config_that_can_be_read_here_is_compared_field_by_field(
-    model: Path, tmp_path: Path
+    name: str, model: Path, tmp_path: Path
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    (theirs / "config.json").write_text(json.dumps(CONFIG | {"rope_theta": 500000.0}))
-    with pytest.raises(InputError, match=r"rope_theta 500000.0, and .* has None"):
+    (theirs / "config.json").write_text(json.dumps(CONFIG | {name: 64}))
+    with pytest.raises(InputError, match=rf"{name} 64, and .* has None"):
         check_shape(replace(FOUND, model_path=str(theirs)), model)
 
 

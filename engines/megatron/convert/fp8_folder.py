@@ -27,6 +27,8 @@ _SCALES = "_scale_inv"
 def dequantised(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
     """The bfloat16 matrix that FP8 numbers and the scales of their blocks stand for; the last block
     of a row or column may be smaller. Raises InputError if there is not one scale a block."""
+    if weight.dim() != 2:
+        raise InputError(f"is FP8 of {weight.dim()} dimensions, and only matrices are read")
     (rows, columns), (high, wide) = weight.shape, block
     if tuple(scales.shape) != (-(-rows // high), -(-columns // wide)):
         raise InputError(

@@ -172,3 +172,5 @@ def test_fp8_that_does_not_fit_its_scales_is_refused(tmp_path: Path) -> None:
         write_plain_folder(whole, tmp_path)
     with pytest.raises(InputError, match="do not fit"):
         dequantised(torch.ones(4, 4), torch.ones(2, 3), (2, 2))
+    with pytest.raises(InputError, match="FP8 of 3 dimensions"):
+        dequantised(torch.ones(4, 4, 4), torch.ones(2, 2), (2, 2))

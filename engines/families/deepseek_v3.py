@@ -2,7 +2,8 @@
 
 Queries and keys have an unrotated and a rotated part, of which all heads share the rotated key. A
 token passes the shared experts, and those of highest sigmoid and bias in the best groups; the first
-layers are dense. Layers for multi-token prediction are not trained.
+layers are dense. Layers for multi-token prediction are not trained. Latents' norms have the model's
+`rms_norm_eps`, as in SGLang, vLLM and Megatron-core; transformers takes 1e-6 for them.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from engines.families.common.model_config import (
     Rope,
     Yarn,
     flag,
+    kind_of_rope,
     non_negative_int,
     positive,
     positive_int,
     read_rope,
     refuse,
+    stated_rope,
 )
 from engines.families.common.tensors import HfTensor, Parameters, TensorTable
 from infra.errors import InputError
 
 _LEFT_OUT: dict[str, Any] = {
-    "first_k_dense_replace": 3,
     "n_group": 8,
-    "n_shared_experts": 1,
     "rope_interleave": True,
     "routed_scaling_factor": 2.5,
     "topk_group": 4,
@@ -46,28 +47,23 @@ _LEFT_OUT: dict[str, Any] = {
 """what transformers takes where config.json does not say it"""
 _OWN_ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "head_dim")
 _WRITTEN = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-_LATENT_EPS = 1e-6
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
     config = _LEFT_OUT | dict(config)
-    heads, latent = _latent(config)
-    plain = {name: value for name, value in config.items() if name not in _OWN_ROPE}
-    shape = dense.dense_shape(FAMILY, plain, head_dim=heads, max_positions=4096)
-    _check(config, shape)
     rope = _rope(config)
-    scale = (rope.yarn.sharpness if isinstance(rope.yarn, LatentYarn) else 1.0) / math.sqrt(heads)
+    head_dim, latent = _latent(config, rope)
+    plain = {name: value for name, value in config.items() if name not in _OWN_ROPE}
+    shape = dense.dense_shape(FAMILY, plain, head_dim=head_dim, max_positions=4096)
+    _check(config, shape)
+    dense_layers = min(non_negative_int(config, "first_k_dense_replace", 3), shape.num_layers)
     mixture = read_mixture(
         config,
         positive_int(config, "n_routed_experts"),
-        frozenset(range(min(_dense_layers(config), shape.num_layers))),
-        non_negative_int(config, "n_shared_experts", 1)
-        * positive_int(config, "moe_intermediate_size"),
+        frozenset(range(dense_layers)),
+        # transformers' class always has some of these.
+        positive_int(config, "n_shared_experts", 1) * positive_int(config, "moe_intermediate_size"),
     )
-    if not mixture.shared_ffn:
-        raise InputError(
-            "config.json: n_shared_experts is 0: transformers' class of deepseek_v3 always has some"
-        )
     family = replace(
         FAMILY,
         tensors=_table(has_query_latent=latent.query_rank is not None),
@@ -77,14 +73,14 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         shape,
         family=family,
         rope=rope,
-        latent=replace(latent, scale=scale),
+        latent=latent,
         mixture=mixture,
         num_extra_layers=non_negative_int(config, "num_nextn_predict_layers", 0),
     )
 
 
-def _latent(config: Mapping[str, Any]) -> tuple[int, Latent]:
-    """Numbers of a head's queries and keys, and how they are made; its scale is not known yet."""
+def _latent(config: Mapping[str, Any], rope: Rope) -> tuple[int, Latent]:
+    """Numbers of a head's queries and keys, and how they are made."""
     rotated = positive_int(config, "qk_rope_head_dim")
     head_dim = positive_int(config, "qk_nope_head_dim") + rotated
     values = positive_int(config, "v_head_dim")
@@ -95,7 +91,9 @@ def _latent(config: Mapping[str, Any]) -> tuple[int, Latent]:
         )
     has_rank = config.get("q_lora_rank") is not None
     query_rank = positive_int(config, "q_lora_rank") if has_rank else None
-    return head_dim, Latent(query_rank, positive_int(config, "kv_lora_rank"), rotated, values, 1.0)
+    rank = positive_int(config, "kv_lora_rank")
+    sharpness = rope.yarn.sharpness if isinstance(rope.yarn, LatentYarn) else 1.0
+    return head_dim, Latent(query_rank, rank, rotated, values, sharpness / math.sqrt(head_dim))
 
 
 _OF_YARN = {
@@ -122,8 +120,8 @@ class LatentYarn(Yarn):
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    stated = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    if (stated.get("rope_type") or stated.get("type")) != "yarn":
+    stated = stated_rope(config)
+    if kind_of_rope(stated) != "yarn":
         return read_rope(config, scalings=("yarn",))
     unknown = sorted(name for name in stated if name not in _OF_YARN and stated[name] is not None)
     if unknown:
@@ -150,10 +148,6 @@ def _rope(config: Mapping[str, Any]) -> Rope:
     return Rope(positive({**config, **stated}, "rope_theta", 10000.0), yarn=yarn)
 
 
-def _dense_layers(config: Mapping[str, Any]) -> int:
-    return non_negative_int(config, "first_k_dense_replace", 0)
-
-
 def _check(config: Mapping[str, Any], shape: ModelShape) -> None:
     """What transformers, Megatron-core and SGLang would not all compute alike. Raises
     InputError."""
@@ -164,11 +158,6 @@ def _check(config: Mapping[str, Any], shape: ModelShape) -> None:
         raise InputError(
             f"config.json: num_key_value_heads ({shape.kv_groups}) must be num_attention_heads"
             f" ({shape.heads}): every head has keys and values of its own"
-        )
-    if shape.norm_eps != _LATENT_EPS:
-        raise InputError(
-            f"config.json: rms_norm_eps {shape.norm_eps} is not supported, only {_LATENT_EPS}:"
-            " transformers takes that for the latents' norms in any case, and SGLang does not"
         )
     for name, needed in _WRITTEN.items():
         if config.get(name) != needed:

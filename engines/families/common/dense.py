@@ -133,10 +133,10 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
     quantised = config.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        way_out = "; `tributary convert FOLDER NEW` writes FP8 in bfloat16" * is_fp8(config)
+        way = "; `tributary convert FOLDER NEW` writes FP8 in bfloat16" if is_fp8(config) else ""
         raise InputError(
             f"config.json: quantization_config is set ({method}): quantised weights cannot be"
-            f" trained; give the folder of the model in float32, bfloat16 or float16{way_out}"
+            f" trained; give the folder of the model in float32, bfloat16 or float16{way}"
         )
 
 

@@ -158,13 +158,13 @@ def read_rope(
     `share` of each head is rotated where the config does not say it; None: every family but those
     that rotate a part refuses one. Raises InputError for a scaling that is not among `scalings`.
     """
-    stated = _stated_rope(config)
+    stated = stated_rope(config)
     theta = positive({**config, **stated}, "rope_theta", 10000.0)
     written = positive({**config, **stated}, "partial_rotary_factor", share or 1.0)
     if written > 1 or (share is None and written != 1.0):
         most = "only 1" if share is None else "at most 1"
         raise InputError(f"config.json: partial_rotary_factor {written} is not supported, {most}")
-    kind = _kind_of_rope(stated)
+    kind = kind_of_rope(stated)
     if kind == "default":
         return Rope(theta, share=written)
     if kind not in scalings:
@@ -207,17 +207,25 @@ _OTHER_YARN = frozenset(
 )
 
 
-def _stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says under either spelling. Raises InputError."""
     stated: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         part = config.get(key) or {}
         if not isinstance(part, dict):
             raise InputError(f"config.json: {key} must be an object, got {part!r}")
+        if stated and part and part != stated:
+            # transformers would take all of the first and nothing of the second.
+            raise InputError(
+                f"config.json: rope_scaling is {stated!r}, rope_parameters {part!r}; write all in"
+                " rope_parameters, and leave rope_scaling out"
+            )
         stated |= part
     return stated
 
 
-def _kind_of_rope(stated: Mapping[str, Any]) -> Any:
+def kind_of_rope(stated: Mapping[str, Any]) -> Any:
+    """Either spelling of its type."""
     return stated.get("rope_type") or stated.get("type") or "default"
 
 
@@ -226,12 +234,12 @@ def with_positions(
 ) -> dict[str, Any]:
     """The config of the same weights with more positions, by another base of the rotary angles, by
     YaRN, or by both, in the config's own spelling. Raises InputError where that cannot be."""
-    had, stated = positive_int(config, "max_position_embeddings"), _stated_rope(config)
+    had, stated = positive_int(config, "max_position_embeddings"), stated_rope(config)
     if positions <= had:
         raise InputError(f"positions: {positions} is not more than the {had} that the model has")
     if "rope_local_base_freq" in config or any(isinstance(s, dict) for s in stated.values()):
         raise InputError("positions: layers of two kinds of rotary angles cannot have more")
-    kind = _kind_of_rope(stated)
+    kind = kind_of_rope(stated)
     if kind != "default" and not (yarn and kind == "yarn"):
         raise InputError(
             f"yarn: the model has rope type {kind!r}; only one of type 'default' can have more"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,14 +190,14 @@ def test_what_gemma_could_have_and_we_do_not_is_refused(wrong: dict[str, object]
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05 is not supported"),
         ({"rope_interleave": False}, "rope_interleave false is not supported"),
         ({"num_key_value_heads": 2}, "must be num_attention_heads"),
         ({"v_head_dim": 16}, "v_head_dim .16. not above"),
         ({"moe_layer_freq": None}, "moe_layer_freq is None, and only 1"),
         ({"topk_method": "group_limited_greedy"}, "only 'noaux_tc' is supported"),
         ({"scoring_func": "softmax"}, "only 'sigmoid' is supported"),
-        ({"n_shared_experts": 0}, "n_shared_experts is 0"),
+        ({"n_shared_experts": 0}, "n_shared_experts must be a positive integer"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
         ({"index_topk": 2048}, "sparse attention of DeepSeek-V3.2 is not supported"),
         ({"attention_bias": True}, "attention_bias is set"),
         ({"kv_lora_rank": None}, "kv_lora_rank must be a positive integer"),
@@ -211,6 +213,83 @@ def test_what_engines_would_compute_unlike_each_other_of_latent_attention_is_ref
     name = "deepseek_v3"
     with pytest.raises(InputError, match=why):
         model_shape({"model_type": name, **SIZES, **all_fields(name), **wrong})
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma-3-1b-it": {
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": None,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262144,
+    },
+    "Moonlight-16B-A3B": {
+        "model_type": "deepseek_v3",
+        "attention_bias": False,
+        "aux_loss_alpha": 0.001,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 11264,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 8192,
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "norm_topk_prob": True,
+        "num_attention_heads": 16,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 27,
+        "num_key_value_heads": 16,
+        "num_nextn_predict_layers": 0,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 50000.0,
+        "routed_scaling_factor": 2.446,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+        "vocab_size": 163840,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "norm_eps", "theta"),
+    [
+        ("gemma-3-1b-it", 999_885_952, 1e-6, 1e6),
+        ("Moonlight-16B-A3B", 15_960_110_208, 1e-5, 5e4),
+    ],
+)
+def test_published_models_have_as_many_weights_as_their_folders(
+    name: str, weights: int, norm_eps: float, theta: float
+) -> None:
+    shape = model_shape(PUBLISHED[name])
+    assert sum(prod(t.size(shape.axes)) for t in shape.expected_tensors()) == weights
+    assert (shape.norm_eps, shape.rope) == (norm_eps, Rope(theta))
 
 
 YARN = {

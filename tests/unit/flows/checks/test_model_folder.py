@@ -210,6 +210,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "windows": (_config(use_sliding_window=True), "sliding-window attention is not supported"),
     "rope scaling": (_config(rope_parameters=LINEAR_ROPE), "rope type 'linear' is not supported"),
     "rope half said": (_config(rope_parameters=LLAMA3_ROPE), "'llama3' lacks low_freq_factor"),
+    "rope said twice": (_config(rope_scaling=LLAMA3_ROPE), "write all in rope_parameters"),
     "rope a number": (_config(rope_scaling=2), "rope_scaling must be an object, got 2"),
     "quantised": (_config(quantization_config=FP8), "quantization_config is set (fp8)"),
     "other activation": (_config(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),

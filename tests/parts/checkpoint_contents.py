@@ -338,6 +338,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_critic": "handle",
         "_critic_only_steps": "spec",
         "_before_publish": "handle",
+        "ask_teachers": "handle",
     },
     "engines/rollout/published_policy.py:PublishedPolicy": {
         "_version": "state.json",

@@ -6,7 +6,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -14,7 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from curricula.prompt_files.spec import PromptFiles
 from flows.path import PathStage, form_with
+from infra.config import Config
+from infra.errors import InputError
 from tasks.domain import CurriculumSpec
+from tasks.stage import StageSpec
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -133,3 +136,16 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
         found = (_model_of(argument) for argument in typing.get_args(annotation))
         return next((model for model in found if model is not None), None)
     return None
+
+
+def settings_of(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:
+    """Those of the user's own kinds are read here, as only his files say what they are. Raises
+    InputError."""
+    if isinstance(written, Config):
+        return written
+    settings: Any = kind.model_fields["settings"].annotation
+    try:
+        return settings.model_validate(written)
+    except ValidationError as error:
+        lines = "\n".join(f"  {at}.{line}" for line in explain(error, settings))
+        raise InputError(f"the settings have errors:\n{lines}") from None

@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import ValidationError
 
 from engines.megatron.spec import Parallel
-from flows.explain import explain
+from flows.explain import settings_of
 from flows.path import PathStage, domains_at
 from flows.recipe import Recipe
-from infra.config import Config
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
-from tasks.path_context import AdmittedBy, Place
+from tasks.mine.spec import MineSpec
+from tasks.path_context import AdmittedBy, Place, keeps_groups
 from tasks.reward.spec import RewardSpec
 from tasks.served.served_roles import ServedRole, is_stage
 from tasks.served.served_teachers import asked_roles
@@ -60,6 +57,8 @@ class Walk:
     """that model, once a reward model has learned from its answers: RL against it goes on from
     there, and only an `sft` on the data begins at the base"""
     _rollouts: str = ""
+    _kept: list[str] = field(default_factory=list[str])
+    _mined: str = ""
     _admitted: AdmittedBy | None = None
     _fit: AdmittedBy | None = None
     _screens: dict[str, AdmittedBy] = field(default_factory=dict[str, "AdmittedBy"])
@@ -88,6 +87,8 @@ class Walk:
             sampling_model=self._sampling_model,
             has_worse_answers=self._has_worse_answers,
             rollouts=self._rollouts,
+            kept=tuple(self._kept),
+            mined=self._mined,
             experts=self.experts,
             start=self._drawn[kind],
             admitted=self._admitted,
@@ -106,10 +107,12 @@ class Walk:
         elif self._unlearned and spec.makes not in ("nothing", "problems"):
             return self._unlearned
         self._drawn[spec.kind] += spec.most_problems
+        self._kept += [name] if keeps_groups(spec) else []
+        self._mined = name if spec.kind == MineSpec.kind else self._mined
         if spec.makes == "model":
             self.best = self._model = name
             self.versions[scored_as] = name
-            self._data = self._rollouts = self._judged = ""
+            self._data = self._rollouts = self._judged = self._mined = ""
         elif spec.makes == "data":
             self._has_worse_answers, self._judged = spec.may_keep_worse_answers, ""
             self._sampling_model = "" if self.experts else self._model or self.base
@@ -303,10 +306,11 @@ class Plan:
             at = f"{walk.where}.path.{index}.{stage.kind}"
             name = walk.next_name(kind.kind)
             domains = domains_at(path, index, walk.domains)
-            settings = _settings(kind, stage.settings, at)
+            settings = settings_of(kind, stage.settings, at)
             try:
                 place = walk.place(self.recipe.seed, domains, kind.kind, stage.pools)
                 spec, inputs = kind.in_path(settings, place)
+                place.require_mined(spec, inputs)
                 if stage.pools and admitted_role(place.pools) not in inputs:
                     raise InputError("pools: it draws no problems of them; leave `pools` out")
             except InputError as error:
@@ -374,18 +378,6 @@ _UNLEARNED = (
 )
 
 
-def _settings(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:
-    """Those of the user's own kinds are read here, as only his files say what they are."""
-    if isinstance(written, Config):
-        return written
-    settings: Any = kind.model_fields["settings"].annotation
-    try:
-        return settings.model_validate(written)
-    except ValidationError as error:
-        lines = "\n".join(f"  {at}.{line}" for line in explain(error, settings))
-        raise InputError(f"the settings have errors:\n{lines}") from None
-
-
 def versions_of(plan: Sequence[PlannedStage]) -> dict[str, list[str]]:
     """Every version of each model, in order, as scores call it.
 
@@ -396,3 +388,8 @@ def versions_of(plan: Sequence[PlannedStage]) -> dict[str, list[str]]:
         if stage.model:
             found.setdefault(stage.model, []).append(stage.scored_as)
     return found
+
+
+def first_version(versions: Sequence[str]) -> str:
+    """What a model's last version is compared with."""
+    return versions[0] if len(versions) > 1 else BASE

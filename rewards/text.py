@@ -158,7 +158,7 @@ class Repetition:
         return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-_TAGS = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>|<\|\w+\|>")
+TAGS = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>|<\|\w+\|>")
 
 
 def format_fault(transcript: Transcript) -> str:
@@ -173,7 +173,7 @@ def format_fault(transcript: Transcript) -> str:
     if not transcript.answer.strip():
         return "the answer is empty"
     for turn in assistant_turns(transcript):
-        if _TAGS.search(turn.content) or _TAGS.search(turn.reasoning or ""):
+        if TAGS.search(turn.content) or TAGS.search(turn.reasoning or ""):
             return "the text contains tags"
         reasons, asked = bool((turn.reasoning or "").strip()), transcript.problem.thinking
         if asked is not None and reasons != asked:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import InputError
+from tasks.mine.spec import MINED
 from tasks.stage import StageContext, admitted_pools
 
 if TYPE_CHECKING:
@@ -18,13 +19,23 @@ if TYPE_CHECKING:
 
 
 async def only_admitted(context: StageContext, domains: Sequence[LiveDomain]) -> list[LiveDomain]:
-    """The domains, drawing only admitted problems where the stage was given some. Raises InputError
-    for a domain without any of the pools that the stage draws."""
+    """The domains, drawing only admitted problems where the stage was given some; of mined ones,
+    those domains of which there are any. Raises InputError for a domain without any of the pools
+    that the stage draws."""
+    if MINED in context.inputs:
+        return await asyncio.to_thread(_only_mined, domains, context.inputs[MINED])
     for role, folder in context.inputs.items():
         pools = admitted_pools(role)
         if pools is not None:
             return await asyncio.to_thread(_restrict, domains, folder, pools)
     return list(domains)
+
+
+def _only_mined(domains: Sequence[LiveDomain], folder: Path) -> list[LiveDomain]:
+    from engines.rollout.records.dataset import read_admitted
+
+    there = {row.domain for row in read_admitted(folder)}
+    return _restrict([domain for domain in domains if domain.name in there], folder, ())
 
 
 def _restrict(

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from engines.types import Split
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec, Domain
-from tasks.stage import admitted_role
+from tasks.stage import StageSpec, admitted_role
+
+
+def keeps_groups(spec: StageSpec) -> bool:
+    """Whether a stage's artifact has whole groups of rollouts, with their problems."""
+    policy = spec.policy
+    is_kept = policy is not None and spec.fleet is not None and policy.keep_rollouts
+    return spec.makes == "rollouts" or is_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,10 @@ class Place:
     """whether some of these answers may be better than others to the same problem"""
     rollouts: str = ""
     """the groups of the `rollout` before it, as long as nothing was trained since; else empty"""
+    kept: Sequence[str] = ()
+    """the stages before it that keep their rollouts whole"""
+    mined: str = ""
+    """the `mine` before it, as long as nothing was trained since; else empty"""
     experts: Mapping[str, str] = field(default_factory=dict[str, str])
     """in the unified model's path: the experts' last models, by their domains' names"""
     start: int = 0
@@ -100,6 +111,14 @@ class Place:
                     " write it into the `keep` of the `screen` before it, and into the stage's"
                     " `pools` if it has them"
                 )
+
+    def require_mined(self, spec: StageSpec, inputs: Mapping[str, str]) -> None:
+        """Raises InputError for a stage that learns something else than the problems that a `mine`
+        before it found."""
+        if spec.makes in ("model", "data") and self.mined not in ("", *inputs.values()):
+            raise InputError(
+                f"only `rl` draws the problems that {self.mined} before it finds; put `rl` there"
+            )
 
     @property
     def unscreened(self) -> Place:

@@ -22,6 +22,7 @@ from tasks.distill.spec import DistillSpec
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec
 from tasks.mid_training.spec import MidTrainingSpec
+from tasks.mine.spec import MineSpec
 from tasks.offline.spec import OfflineSpec
 from tasks.opd.spec import OpdSpec
 from tasks.preference.spec import PreferenceSpec
@@ -40,13 +41,13 @@ SPECS: dict[str, type[StageSpec]] = {
     spec.kind: spec
     for spec in (
         *(BaseSpec, AdmitSpec, ScreenSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec),
-        *(MidTrainingSpec, OfflineSpec, PreferenceSpec, RewardSpec),
+        *(MidTrainingSpec, OfflineSpec, PreferenceSpec, RewardSpec, MineSpec),
         *(EvaluateSpec, LmEvalSpec, ReplaySpec, ServedSpec),
     )
 }
 PATH_KINDS = (
     *("admit", "screen", "sft", "preference", "reward", "rl", "opd", "distill", "rollout"),
-    *("offline", "mid_training"),
+    *("offline", "mid_training", "mine"),
 )
 _KIND = re.compile(r"[a-z][a-z0-9]*")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,9 @@ from tests.parts.machine import BUCKET, until
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Engines and libraries are half a million objects that stay; looking through them for garbage each
+# few thousand new ones would take a fifth of the time of the small tests.
+gc.set_threshold(50_000, 10, 10)
 
 # oneDNN reads it once, at its first product: as a server on CPU has it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -86,6 +90,8 @@ def _group(nodeid: str) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _group(item.nodeid))
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

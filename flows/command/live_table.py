@@ -17,6 +17,7 @@ from flows.plan import PlannedStage
 from flows.reports.charts import curve_table
 from flows.reports.outcome import state_line, warning_lines, what_training_did
 from flows.reports.page import report_path
+from flows.reports.pathology_rates import pathology_table
 from flows.reports.report import (
     Report,
     build_report,
@@ -122,6 +123,8 @@ def _result_tables(report: Report) -> Iterator[Table]:
             yield text_table(header, rows, f"mean outcome, {title}")
     if report.gains:
         yield text_table(*training_table(report), "first and last version, with 95% intervals")
+    if report.pathologies:
+        yield text_table(*pathology_table(report.pathologies), "broken answers, temperature 1")
     if report.tasks:
         yield text_table(*task_table(report.tasks), "tasks of lm-eval")
     header, rows = curve_table(report.curves)

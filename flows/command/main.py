@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import resource
 import shlex
@@ -249,6 +250,7 @@ def preview(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
+    gc.set_threshold(50_000, 10, 10)  # what a command imports stays: nothing to look through often
     unwrap_help()
     bypass()
     _dump_no_memory()

@@ -26,6 +26,7 @@ from flows.reports.outcome import (
     warning_lines,
     what_training_did,
 )
+from flows.reports.pathology_rates import pathology_table
 from flows.reports.pipeline_chart import RiverStage, river
 from flows.reports.rendering import render, seconds_text
 from flows.reports.report import (
@@ -83,6 +84,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage], versio
         notes=context_notes(report, recipe),
         rounds=table_of_rounds(report.rounds) if report.rounds else None,
         river=river([_river_stage(view) for view in views]),
+        pathologies=pathology_table(report.pathologies),
         tables=[*tables, *task_tables(read_task_scores(record))],
         charts=charts,
         scaling=scaling,
@@ -156,6 +158,7 @@ def _markdown_scores(report: Report) -> list[str]:
         "Scores (temperature 1)": score_table(report.scores, report.no_verdict),
         "Scores (greedy)": score_table(report.greedy),
         "First and last version, with 95% intervals": training_table(report),
+        "Broken answers": pathology_table(report.pathologies),
     }
     shown = {title: table for title, table in tables.items() if table[1]}
     return [

@@ -11,10 +11,11 @@ from pydantic import Field
 
 from curricula.built_in_curricula import BUILT_IN, FLAWS
 from flows.distill_rounds import Round, rounds_of
-from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
+from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, first_version, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
 from flows.reports.paired_tests import paired_over_domains, problem_outcomes, problem_samples
+from flows.reports.pathology_rates import PathologyChange, pathology_changes
 from flows.reports.rendering import p_text
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
@@ -111,6 +112,8 @@ class Report(Config):
     """by finished stage that found something wrong with its result"""
     admissions: dict[str, Admission] = Field(default_factory=dict[str, Admission])
     """by finished stage of kind `admit`"""
+    pathologies: list[PathologyChange] = Field(default_factory=list[PathologyChange])
+    """how often each model's answers were broken, before and after"""
     rounds: list[Round] = Field(default_factory=list[Round])
     """of a run of `distill-rounds`: how each round was judged"""
 
@@ -150,6 +153,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         },
         warnings={s.name: s.warnings for s in known if s.warnings},
         admissions=_admissions(record, plan),
+        pathologies=list(pathology_changes(content, versions)),
         rounds=rounds_of(record.head(), recipe, plan, content),
     )
 
@@ -228,11 +232,6 @@ def _gains(
             by=list(dict.fromkeys(kinds if since == BASE else kinds[1:])),
         )  # fmt: skip
     return gains
-
-
-def first_version(versions: Sequence[str]) -> str:
-    """What a model's last version is compared with."""
-    return versions[0] if len(versions) > 1 else BASE
 
 
 def mean(row: Mapping[str, float]) -> float:

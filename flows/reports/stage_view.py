@@ -19,6 +19,7 @@ from tasks.admit.spec import ADMISSION_FILE
 from tasks.distill.spec import COUNTS_FILE
 from tasks.durable.launch import log_path
 from tasks.evaluate.spec import SCORES_FILE
+from tasks.mine.spec import MINE_FILE
 from tasks.reward.spec import HELD_OUT_FILE
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.curve import Curve, ScorePoint
@@ -27,7 +28,10 @@ from tasks.series import SERIES_FILE, Points, read_series, thinned
 
 _HELD_OUT = "eval_outcome_"
 """begins the metrics of scores on held-out problems; then comes the domain"""
-_COUNTS_FILES = (RL_COUNTS_FILE, COUNTS_FILE, ADMISSION_FILE, SCREEN_FILE, HELD_OUT_FILE)
+_COUNTS_FILES = (
+    *(RL_COUNTS_FILE, COUNTS_FILE, ADMISSION_FILE, SCREEN_FILE, HELD_OUT_FILE),
+    MINE_FILE,
+)
 """an artifact has at most one of them"""
 _READ_BYTES = 4 * 2**20
 """of the end of a log, at most"""
@@ -164,6 +168,12 @@ def _tables(view: StageView) -> Iterator[Counted]:
         case "admit":
             for name, counts in view.counts.items():
                 yield Counted(view.name, f"problems of {name}", _tried(counts))
+        case "mine":
+            for domain, counts in view.counts.items():
+                read, kept = counts["rollouts"], counts["kept"]
+                title = f"{read} rollouts of {domain}, by pathology; {kept} problems are kept"
+                shown = [Count(k, of["rollouts"], read) for k, of in counts["shown"].items()]
+                yield Counted(view.name, title, shown)
         case "screen":
             for name, counts in view.counts.items():
                 title = f"problems of {name}, by how often the model solves them"

@@ -17,6 +17,7 @@ from tasks.evaluate.cells import (
     CellResult,
     cells_of,
     mirrored,
+    pathology_rates,
     renamed,
     roll_cells,
     scaling_of,
@@ -62,6 +63,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     await keep_results(spec, context, sampled.results)
     return {
         **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results if r.score is not None},
+        **pathology_rates(results),
         "generated_tokens": float(sum(r.tokens for r in results)),
         "generate_tokens_per_s": new_tokens / max(sampled.seconds, 1e-9),
         "rollouts_recovered": float(sampled.recovered),

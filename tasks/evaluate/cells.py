@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from engines.draws import draw_problems
@@ -14,9 +14,10 @@ from engines.rollout.metrics import NOTHINK, most_frequent_reason, share, verdic
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.types import Problem, Rollout, Sample, Status
+from engines.types import TRAINABLE, Problem, Rollout, Sample, Status
 from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
+from rewards.pathologies.detectors import PATHOLOGIES, pathologies_in
 from tasks.domain_verdicts import none_judged
 from tasks.evaluate.score_statistics import (
     CUTTABLE,
@@ -82,6 +83,11 @@ class CellResult:
     """that each of them took"""
     most_turns: int = 0
     """the limit of them; 0 where a lower one would have given other rollouts"""
+    pathologies: Mapping[str, Sequence[float | None]] = field(
+        default_factory=dict[str, Sequence[float | None]]
+    )
+    """of those that any rollout shows, the share of each problem's samples that do; None: no sample
+    ended in the normal way"""
 
     @property
     def has_verdict(self) -> bool:
@@ -281,7 +287,26 @@ def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
         outcomes=outcomes,
         turns=[[turns_of(r) for r in group] for group in groups],
         most_turns=cell.most_turns,
+        pathologies=_pathologies(groups),
     )
+
+
+def pathology_rates(results: Sequence[CellResult]) -> dict[str, float]:
+    """Metrics, of what was sampled at temperature 1."""
+    return {
+        f"pathology/{kind}/{r.model}/{r.domain}": mean([s for s in shares if s is not None])
+        for r in results
+        if r.kind == "score"
+        for kind, shares in r.pathologies.items()
+    }
+
+
+def _pathologies(groups: Sequence[Sequence[Rollout]]) -> dict[str, list[float | None]]:
+    shown = [
+        [pathologies_in(r.transcript) for r in group if r.status in TRAINABLE] for group in groups
+    ]
+    kinds = [kind for kind in PATHOLOGIES if any(kind in of for group in shown for of in group)]
+    return {k: [mean([k in of for of in g]) if g else None for g in shown] for k in kinds}
 
 
 FEWEST = 8

@@ -37,6 +37,7 @@ from tasks.admitted import only_admitted
 from tasks.nothink import curves_by_mode, in_both_modes
 from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
+from tasks.rl.passed_on import is_nothing_mined, pass_on
 from tasks.rl.phases import PhasedTickets, open_phases
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.rl.stage_record import RlRecord
@@ -56,6 +57,8 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
+    if is_nothing_mined(context):
+        return await asyncio.to_thread(pass_on, context)
     return await train(spec, context, None)
 
 
@@ -126,7 +129,7 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
             spec, context, record, loop, saving, roles, fleet, evaluation, devices, timeline
         )
         worked = time.monotonic() - began
-        record.conclude(spec.settings.algorithm.needs, [domain.name for domain in spec.domains])
+        record.conclude(spec.settings.algorithm.needs, [domain.name for domain in domains])
         if devices.are_shared:
             await evaluation.finish()
         async with devices.keeping():

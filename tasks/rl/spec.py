@@ -14,7 +14,9 @@ from engines.rollout.protocols import BUFFERS, FILTERS, SOURCES
 from engines.rollout.tickets import OnStale
 from engines.types import Split
 from infra.config import Config, Count, PerStep, Steps
+from infra.errors import InputError
 from tasks.domain import Domain, HookSpec
+from tasks.mine.spec import MINED
 from tasks.nothink import NothinkShare, mode_problems
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
@@ -204,9 +206,14 @@ class RlSpec(StageSpec):
 
     @classmethod
     def in_path(cls, settings: RlSettings, place: Place) -> tuple[Self, dict[str, str]]:
-        spec = cls(
-            seed=place.seed, settings=settings, domains=place.with_problems(), start=place.start
-        )
+        start = 0 if place.mined else place.start
+        spec = cls(seed=place.seed, settings=settings, domains=place.with_problems(), start=start)
+        if place.mined:
+            if settings.phases:
+                raise InputError(
+                    f"phases: the problems of {place.mined} are in no pools; leave `phases` out"
+                )
+            return spec, {"model": place.model, MINED: place.mined}
         place.require_pools([phase.pools for phase in settings.phases or ()])
         return spec, {"model": place.model, **place.admitted_problems("rl")}
 

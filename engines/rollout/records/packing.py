@@ -178,6 +178,11 @@ def save_groups(artifact: Path, groups: Sequence[Group]) -> None:
         (folder / f"{number:06d}.bin").write_bytes(pack_groups(groups[first : first + _IN_A_FILE]))
 
 
+def has_groups(artifact: Path) -> bool:
+    """Whether `save_groups` wrote into the artifact."""
+    return (artifact / _FOLDER).is_dir()
+
+
 def saved_groups(artifact: Path) -> Iterator[Group]:
     """What `save_groups` wrote, in its order. Raises InputError for a file that is damaged."""
     for file in sorted((artifact / _FOLDER).iterdir()):

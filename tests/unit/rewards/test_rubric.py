@@ -301,6 +301,7 @@ async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch)
         ("length", {"budget": 10}, "missing"),
         ("length", {"budget": 10, "margin": 11}, "margin"),
         ("repetition", {"ngram": 0}, "ngram"),
+        ("pathologies", {"kinds": ["loops"]}, "no such kind: 'loops'. Allowed: language-mixing"),
         ("nowhere:Reward", {}, "no module 'nowhere'"),
         ("rewards.math:Maths", {}, "Did you mean 'Math'"),
         ("builtins:dict", {}, "__call__"),

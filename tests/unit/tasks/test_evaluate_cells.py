@@ -20,6 +20,7 @@ from tasks.evaluate.cells import (
     CellResult,
     cells_of,
     mirrored,
+    pathology_rates,
     renamed,
     roll_cells,
     scores_of,
@@ -152,6 +153,15 @@ async def rolled_with(tmp_path, scores, say=lambda prompt, _: prompt[1:-1]):
     described = spec(home={"m": []}, domains=[{**SPEC_DOMAIN, "name": name} for name in scores])
     cells = cells_of(described, "m", domains)
     return await roll_cells(roller(Policy(say)), cells, await kept(tmp_path), Gallery(CharChat()))
+
+
+async def test_it_is_counted_which_answers_show_a_pathology(tmp_path):
+    def say(prompt, _):
+        return {"<1>": " "}.get(prompt, "four")
+
+    results = await rolled_with(tmp_path, {"a": lambda _: 1.0}, say)
+    assert results[0].pathologies == {"broken-format": [0.0, 1.0, 0.0, 0.0]}
+    assert pathology_rates(results) == {"pathology/broken-format/m/a": 0.25}
 
 
 def fails(answer):

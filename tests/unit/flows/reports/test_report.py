@@ -104,7 +104,7 @@ def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     assert set(shown) == {
         "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
         "scaling", "tasks", "versions", "curves", "admissions", "rounds",
-        "warnings", "no_verdict",
+        "warnings", "no_verdict", "pathologies",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}

@@ -89,7 +89,7 @@ def check_agreement(known: Iterable[KnownTokens], gate: float, batch: RlBatch) -
         f" {sample.rollout_id}), token position {position} (id {sample.tokens[position]}, weight"
         f" version {version}): trainer {said[0]:.5f}, engine"
         f" {said[1]:.5f}. Nothing was trained on; check that the engine serves the"
-        " trainer's weights and precision"
+        " trainer's weights and precision; `tributary align MODEL` names the module that differs"
     )
 
 

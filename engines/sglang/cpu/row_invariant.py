@@ -244,6 +244,8 @@ def _either(stock: Callable[..., Any]) -> Callable[..., Any]:
         if id(self) not in plain:
             plain[id(self)] = is_plain(self)
         usual = input_embeds is None and pp_proxy_tensors is None and len(input_ids) > 0
+        # `tributary align` listens to modules, which only SGLang's own code calls.
+        usual = usual and not self.norm._forward_hooks
         if plain[id(self)] and usual and not self.layers_to_capture:
             return forward(self, input_ids, positions, forward_batch)
         return stock(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)

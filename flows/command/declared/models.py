@@ -146,6 +146,34 @@ def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> i
     return run(source, folder, like, root, console)
 
 
+@app.command(
+    help_epilogue=examples("align agent-rl", "align hf:Qwen/Qwen3-0.6B --dtype bf16 --json")
+)
+def align(
+    model: str,
+    /,
+    *,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    tokens: int = 32,
+    root: str = "",
+    json: Json = False,
+) -> int:
+    """Run a model in the trainer, in SGLang and in transformers, and name what first differs.
+
+    All get the same random tokens, each on one device. Exit code 1 if a module's output differs by
+    more than the type's rounding explains: 1e-4 in fp32, 0.05 in bf16.
+
+    Args:
+        model: As for `serve`.
+        dtype: Type of weights and sums.
+        tokens: How many tokens; more than a sliding window has, to see its mask.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.align import align as run
+
+    return run(model, dtype, tokens, root, json, console)
+
+
 @artifacts_app.command(help_epilogue=examples("artifacts gc", "artifacts gc --keep-runs 1 --yes"))
 def gc(*, keep_runs: int = 3, yes: Switch = False, json: Json = False, root: str = "") -> int:
     """Show which artifacts nothing needs and what they would free; with --yes, delete them.

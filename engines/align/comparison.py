@@ -1,0 +1,136 @@
+"""Compares what programs recorded of one model, and says where they first differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.align.points import EMBEDDING, EXPERTS, HINTS, LOGITS, NORM, ORDER, Recorded
+
+BOUNDS: Mapping[str, float] = {"fp32": 1e-4, "bf16": 0.05}
+"""relative differences that come of the order of sums in this type"""
+_SHOWN = 3
+"""tokens whose experts are told"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the programs say at one point. Example: layer 1, `self_attn.o_proj`."""
+
+    layer: int | None
+    """None: outside of all layers"""
+    point: str
+    between: Mapping[tuple[str, str], float]
+    """by pair of programs: the largest relative difference of a token's vector, or the share of
+    tokens that go to other experts"""
+
+    @property
+    def name(self) -> str:
+        return self.point if self.layer is None else f"layer {self.layer}, {self.point}"
+
+    def is_beyond(self, bound: float) -> bool:
+        return any(value > bound for value in self.between.values())
+
+    def odd_one(self, bound: float) -> str:
+        """The program that differs from two that agree; empty where there is no such."""
+        agreeing = [pair for pair, value in self.between.items() if value <= bound]
+        programs = dict.fromkeys(name for pair in self.between for name in pair)
+        others = [name for name in programs if name not in (agreeing[0] if agreeing else ())]
+        return others[0] if len(agreeing) == 1 and len(others) == 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    bound: float
+    differences: Sequence[Difference]
+    """in the order in which a model computes"""
+    experts: Sequence[str]
+    """if tokens first differ in their experts: some of them, with what each program chose"""
+
+    @property
+    def first(self) -> Difference | None:
+        """The first point at which two programs differ beyond the bound."""
+        return next((each for each in self.differences if each.is_beyond(self.bound)), None)
+
+    def sentence(self) -> str:
+        """What a person should know of it."""
+        if (first := self.first) is None:
+            return f"No module's output differs by more than {self.bound:g}."
+        said = f"The first output that differs by more than {self.bound:g}: {first.name}"
+        hint = f" ({HINTS[first.point]})" if first.point in HINTS else ""
+        odd = first.odd_one(self.bound)
+        others = [n for n in dict.fromkeys(n for pair in first.between for n in pair) if n != odd]
+        who = f"{' and '.join(others)} agree, the {odd} differs" if odd else "none agrees"
+        return f"{said}{hint}: {who if len(others) + bool(odd) > 2 else 'they differ'}."
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.first
+        return {
+            "bound": self.bound,
+            "agree": first is None,
+            "first": None if first is None else _as_json(first),
+            "odd": "" if first is None else first.odd_one(self.bound),
+            "experts": list(self.experts),
+            "differences": [_as_json(each) for each in self.differences],
+        }
+
+
+def _as_json(each: Difference) -> dict[str, Any]:
+    between = {"-".join(pair): value for pair, value in each.between.items()}
+    return {"layer": each.layer, "point": each.point, "between": between}
+
+
+def compare(programs: Mapping[str, Recorded], bound: float) -> Alignment:
+    """Every point that at least two programs have."""
+    differences = list(_differences(programs))
+    first = next((each for each in differences if each.is_beyond(bound)), None)
+    told = list(_experts(programs, first)) if first and first.point == EXPERTS else []
+    return Alignment(bound, differences, told)
+
+
+def _differences(programs: Mapping[str, Recorded]) -> Iterator[Difference]:
+    layers = {layer for found in programs.values() for layer, _ in found if layer is not None}
+    inner = [(layer, point) for layer in sorted(layers) for point in ORDER]
+    for at in ((None, EMBEDDING), *inner, (None, NORM), (None, LOGITS)):
+        having = [name for name, found in programs.items() if at in found]
+        between = {
+            (one, other): relative_difference(programs[one][at], programs[other][at])
+            for one, other in combinations(having, 2)
+        }
+        if between:
+            yield Difference(*at, between)
+
+
+def relative_difference(one_TX: Tensor, other_TX: Tensor) -> float:
+    """The largest over tokens of |a - b| / max(|a|, |b|); of experts the share of tokens that have
+    others. Infinite where a number is none."""
+    if one_TX.dtype is torch.bool:
+        return float((one_TX != other_TX).any(-1).float().mean())
+    apart = (one_TX - other_TX).norm(dim=-1)
+    size = torch.maximum(one_TX.norm(dim=-1), other_TX.norm(dim=-1))
+    relative = torch.where(apart == 0, apart, apart / size)
+    return float(relative.nan_to_num(nan=torch.inf).max())
+
+
+def _experts(programs: Mapping[str, Recorded], at: Difference) -> Iterator[str]:
+    place = (at.layer, EXPERTS)
+    chosen = {name: found[place] for name, found in programs.items() if place in found}
+    maps = list(chosen.values())
+    unlike = torch.stack([(maps[0] != other).any(-1) for other in maps[1:]]).any(0)
+    for token in unlike.nonzero().flatten().tolist()[:_SHOWN]:
+        said = (f"{n} {map_TE[token].nonzero().flatten().tolist()}" for n, map_TE in chosen.items())
+        yield f"token {token}: {', '.join(said)}"
+
+
+def by_layer(alignment: Alignment) -> Iterator[tuple[str, list[Difference]]]:
+    """The embedding, each layer, the last norm and the logits, each with its points."""
+    groups: dict[str, list[Difference]] = {}
+    for each in alignment.differences:
+        name = each.point if each.layer is None else f"layer {each.layer}"
+        groups.setdefault(name, []).append(each)
+    yield from groups.items()

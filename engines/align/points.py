@@ -181,7 +181,10 @@ def recorded(
         found[None, name] = _rows(_made(seen, module)[0], tokens)
     for layer in range(shape.num_layers):
         begin = names.layer.format(layer)
-        found[layer, LAYER] = _rows(sum(_made(seen, begin.removesuffix("."))), tokens)
+        is_last = layer + 1 == shape.num_layers
+        following = names.layer.format(layer + 1) + "input_layernorm"
+        whole = _layer_output(seen, begin, names.norm if is_last else following)
+        found[layer, LAYER] = _rows(whole, tokens)
         for fused in names.fused:
             if (product := seen.get(begin + fused)) is not None:
                 parts = _parts(fused, product.made[0], shape)
@@ -190,6 +193,8 @@ def recorded(
             there = next((t for site in sites if (t := site.tensors(seen, begin))), ())
             if name != EXPERTS and there:
                 found[layer, name] = _rows(there[0], tokens)
+                if name == GATED:  # SGLang fills it up with zeros on a CPU
+                    found[layer, name] = found[layer, name][:, : shape.ffn]
             elif (chosen := _chosen(there, shape)) is not None:
                 found[layer, name] = chosen[:tokens]
     found[None, LOGITS] = logits.float().reshape(1, -1)[:, : shape.vocab]
@@ -205,7 +210,15 @@ def _made(seen: Mapping[str, Seen], module: str) -> Sequence[Tensor]:
     return seen[module].made
 
 
-def _rows(tensor: Any, tokens: int) -> Tensor:
+def _layer_output(seen: Mapping[str, Seen], layer: str, following: str) -> Tensor:
+    """With its residual, which SGLang adds in the norm that follows, if there is one."""
+    norm = seen.get(following)
+    if norm is None:
+        return _made(seen, layer.removesuffix("."))[0]
+    return norm.made[1] if len(norm.made) > 1 else norm.given[0]
+
+
+def _rows(tensor: Tensor, tokens: int) -> Tensor:
     """[T, ...] of [T, 1, ...] or [1, T, ...], where more tokens may follow."""
     together = tensor.float().flatten(0, 1) if 1 in tensor.shape[:2] else tensor.float()
     return together.flatten(1)[:tokens]

@@ -73,8 +73,8 @@ def test_the_fused_product_is_taken_apart_as_each_program_lays_it_out() -> None:
     wanted = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     for names, product in ((OF_TRAINER, by_group), (AS_STORED, in_row)):
         layer = names.layer.format(0)
-        ran = {name: Seen((), (torch.ones(3, 2),)) for name in (names.embedding, names.norm)}
-        ran |= {layer.removesuffix("."): Seen((), (torch.ones(3, 2), torch.ones(3, 2)))}
+        ones = torch.ones(3, 2)
+        ran = {names.embedding: Seen((), (ones,)), names.norm: Seen((ones, ones), (ones, 2 * ones))}
         ran |= {layer + names.fused[0]: Seen((), (product,))}
         found = recorded(ran, names, shape, torch.ones(9), 2)
         assert [found[0, name][1].tolist() for name in QUERY_KEY_VALUE] == wanted
@@ -109,8 +109,8 @@ def test_tokens_that_go_to_other_experts_are_named(capsys: pytest.CaptureFixture
     assert shape.mixture.num_experts == 4
 
     def routed(chosen: Any) -> Recorded:
-        ran = {name: Seen((), (torch.ones(2, 2),)) for name in ("model.embed_tokens", "model.norm")}
-        ran |= {"model.layers.0": Seen((), (torch.ones(2, 2),))}
+        ones = [torch.ones(2, 2)]
+        ran = {name: Seen(ones, ones) for name in ("model.embed_tokens", "model.norm")}
         ran |= {"model.layers.0.mlp.gate": Seen((), (torch.ones(2, 4), torch.tensor(chosen)))}
         return recorded(ran, AS_STORED, shape, torch.ones(9), 2)
 

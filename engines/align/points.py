@@ -188,7 +188,8 @@ def recorded(
         for fused in names.fused:
             if (product := seen.get(begin + fused)) is not None:
                 parts = _parts(fused, product.made[0], shape)
-                found.update({(layer, name): _rows(part, tokens) for name, part in parts})
+                for name, part in parts:
+                    found[layer, name] = _rows(part, tokens)
         for name, sites in names.points.items():
             there = next((t for site in sites if (t := site.tensors(seen, begin))), ())
             if name != EXPERTS and there:

@@ -50,7 +50,17 @@ CALLS: dict[str, list[str]] = {
     "top": [],
 }
 NEED_MORE = {
-    *("admit", "align", "doctor", "fleet check", "judge-check", "preview", "publish", "replay", "sessions")
+    *(
+        "admit",
+        "align",
+        "doctor",
+        "fleet check",
+        "judge-check",
+        "preview",
+        "publish",
+        "replay",
+        "sessions",
+    )
 }
 """called with --json where the machine is looked at, and a model, servers or kept rollouts are"""
 

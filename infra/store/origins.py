@@ -7,7 +7,9 @@ asks for its own path with `here`.
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,8 @@ class Origin(Config):
     """of the store"""
     kind: str
     digest: str
+    config: str = ""
+    """the text of a `config.json` in place of the artifact's own; empty for its own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class FolderCopy:
             origin = self.origin
             artifacts = ArtifactStore(Store(origin.root), home() / "cache")
             record = ArtifactRecord(kind=origin.kind, digest=origin.digest, url="")
-            return artifacts.local(record)
+            folder = artifacts.local(record)
+            return _like(folder, origin) if origin.config else folder
         if self.path.is_dir():  # on a file system that the hosts share
             return self.path
         raise InputError(
@@ -57,6 +62,26 @@ class FolderCopy:
             " `storage.root` to a store that every host reaches, such as s3://bucket/store, or put"
             " the folder on a file system that they share"
         )
+
+
+def with_config(folder: Path, config: str, made: Path) -> Path:
+    """`made`, with the files of `folder` and another `config.json`, also for other hosts."""
+    made.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if path.name != "config.json":
+            with suppress(FileExistsError):  # another process of this host makes it, too
+                (made / path.name).symlink_to(path.resolve())
+    part = made / f"config.json.{os.getpid()}"
+    part.write_text(config)
+    part.replace(made / "config.json")
+    if (origin := origin_of(folder)) is not None:
+        note_origin(made, origin.model_copy(update={"config": config}))
+    return made
+
+
+def _like(folder: Path, origin: Origin) -> Path:
+    name = hashlib.sha256(f"{origin.digest} {origin.config}".encode()).hexdigest()[:24]
+    return with_config(folder, origin.config, home() / "cache" / "changed_configs" / name)
 
 
 def note_origin(folder: Path, origin: Origin) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from engines.families.common.model_config import read_config
 from infra.home import home
 from infra.store.manifest import StageWarning
+from infra.store.origins import with_config
 from tasks.message_files.render_rows import Renderer
 from tasks.mid_training.spec import MidTrainingSettings, MidTrainingSpec
 from tasks.sft.body import train_on
@@ -57,12 +58,8 @@ def _with_positions(settings: MidTrainingSettings, context: StageContext) -> Sta
     config = settings.config_of(read_config(given))
     if settings.rope is None:
         return context
-    folder = context.scratch / "model"
-    folder.mkdir(parents=True)
-    for path in given.iterdir():
-        if path.name != "config.json":
-            (folder / path.name).symlink_to(path.resolve())
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    text = json.dumps(config, indent=2) + "\n"
+    folder = with_config(given, text, context.scratch / "model")
     return replace(context, inputs={**context.inputs, "model": folder})
 
 

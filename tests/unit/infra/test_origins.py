@@ -11,7 +11,7 @@ from engines.devices.device_kinds import on_this_host
 from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
-from infra.store.origins import FolderCopy, Origin, note_origin, origin_of
+from infra.store.origins import FolderCopy, Origin, note_origin, origin_of, with_config
 from infra.store.store import Store
 
 pytestmark = pytest.mark.unit
@@ -45,6 +45,22 @@ def test_another_host_fetches_the_artifact_that_it_is_a_copy_of(tmp_path: Path) 
     assert (copy.here() / "config.json").read_text() == "{}"
     assert (on_this_host({"teacher": copy})["teacher"] / "config.json").exists()
     assert on_this_host("text") == "text"
+
+
+def test_another_host_has_the_config_that_this_one_gave_a_copy(tmp_path: Path) -> None:
+    origin = _artifact(tmp_path)
+    given = tmp_path / "given"
+    given.mkdir()
+    for name in ("config.json", "weights"):
+        (given / name).write_text(name)
+    note_origin(given, origin)
+    made = with_config(given, '{"rope_theta": 5}', tmp_path / "scratch" / "model")
+    assert (made / "weights").read_text() == "weights"
+    assert (given / "config.json").read_text() == "config.json"
+    copy = FolderCopy(Path("/of/another/host"), origin_of(made), host="another")
+    for _ in range(2):  # as two ranks ask
+        assert (copy.here() / "config.json").read_text() == '{"rope_theta": 5}'
+    assert (FolderCopy(Path("/none"), origin, "another").here() / "config.json").read_text() == "{}"
 
 
 def test_a_folder_that_is_no_artifact_must_be_on_every_host(tmp_path: Path) -> None:

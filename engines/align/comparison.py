@@ -34,11 +34,15 @@ class Difference:
         return self.point if self.layer is None else f"layer {self.layer}, {self.point}"
 
     def is_beyond(self, bound: float) -> bool:
-        return any(value > bound for value in self.between.values())
+        """One token that goes to other experts is."""
+        return any(value > self._limit(bound) for value in self.between.values())
+
+    def _limit(self, bound: float) -> float:
+        return 0.0 if self.point == EXPERTS else bound
 
     def odd_one(self, bound: float) -> str:
         """The program that differs from two that agree; empty where there is no such."""
-        agreeing = [pair for pair, value in self.between.items() if value <= bound]
+        agreeing = [pair for pair, value in self.between.items() if value <= self._limit(bound)]
         programs = dict.fromkeys(name for pair in self.between for name in pair)
         others = [name for name in programs if name not in (agreeing[0] if agreeing else ())]
         return others[0] if len(agreeing) == 1 and len(others) == 1 else ""
@@ -65,7 +69,7 @@ class Alignment:
         hint = f" ({HINTS[first.point]})" if first.point in HINTS else ""
         odd = first.odd_one(self.bound)
         others = [n for n in dict.fromkeys(n for pair in first.between for n in pair) if n != odd]
-        who = f"{' and '.join(others)} agree, the {odd} differs" if odd else "none agrees"
+        who = f"{' and '.join(others)} agree, {odd} differs" if odd else "none agrees"
         return f"{said}{hint}: {who if len(others) + bool(odd) > 2 else 'they differ'}."
 
     def as_json(self) -> dict[str, Any]:

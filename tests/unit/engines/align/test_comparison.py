@@ -96,7 +96,7 @@ def test_a_planted_weight_is_found_at_its_layer_and_module(network: Any) -> None
     assert (found.first.layer, found.first.point) == (1, "self_attn.o_proj")
     assert found.sentence() == (
         "The first output that differs by more than 1e-05: layer 1, self_attn.o_proj: trainer and"
-        " transformers agree, the engine differs."
+        " transformers agree, engine differs."
     )
     assert found.as_json()["odd"] == "engine"
     before = [each for each in found.differences if not each.is_beyond(1e-5)]
@@ -117,8 +117,8 @@ def test_tokens_that_go_to_other_experts_are_named(capsys: pytest.CaptureFixture
     # The number behind the last is of an expert for all tokens.
     programs = {"trainer": routed([[1, 2], [0, 3]]), "engine": routed([[2, 1, 4], [1, 3, 4]])}
     assert programs["engine"][0, EXPERTS].tolist() == [[0, 1, 1, 0], [0, 1, 0, 1]]
-    found = compare(programs, 1e-4)
-    assert found.first is not None
+    found = compare(programs, 0.9)
+    assert found.first is not None, "whatever the bound of numbers"
     assert found.first.between == {("trainer", "engine"): 0.5}
     show(found, "a model", CommandConsole())
     said = capsys.readouterr().out

@@ -134,7 +134,9 @@ def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedSta
     begins = [stage.inputs["model"]] if "model" in stage.inputs else stage.inputs.values()
     configs = [model_config(recipe.base), *(config_made(plan, name) for name in begins)]
     own, *others = [(config or {}).get("max_position_embeddings") for config in configs]
-    return max(own, *(n for n in others if isinstance(n, int))) if isinstance(own, int) else None
+    if not isinstance(own, int):
+        return None
+    return max([own, *(n for n in others if isinstance(n, int))])
 
 
 def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:

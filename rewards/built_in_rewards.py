@@ -24,7 +24,7 @@ BUILT_IN: Mapping[str, str] = {
     "format": "rewards.text:Format",
     "repetition": "rewards.text:Repetition",
     "length": "rewards.text:Length",
-    "pathologies": "rewards.pathologies.penalty:Pathologies",
+    "pathologies": "rewards.pathologies:Pathologies",
     "library-score": "rewards.library_score:LibraryScore",
     "judge": "rewards.judges.served:Judge",
     "reward-model": "rewards.judges.served:RewardModel",

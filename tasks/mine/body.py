@@ -31,7 +31,7 @@ from engines.types import (
     TokenIds,
     Transcript,
 )
-from rewards.pathologies.detectors import pathologies_in
+from rewards.pathologies import pathologies_in
 from rewards.text import TAGS
 from tasks.evaluate.score_statistics import interval, mean
 from tasks.mine.spec import MINE_FILE, TRIGGERS_FILE, MineSettings, MineSpec

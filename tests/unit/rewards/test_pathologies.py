@@ -6,7 +6,7 @@ import pytest
 
 from engines.types import Message, Problem, Status, ToolCall, Transcript
 from rewards.built_in_rewards import build
-from rewards.pathologies.detectors import pathologies_in
+from rewards.pathologies import pathologies_in
 
 pytestmark = pytest.mark.unit
 

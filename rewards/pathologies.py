@@ -1,6 +1,6 @@
-"""Detectors of pathologies: ways in which a reply is broken, whatever its problem was.
+"""Pathologies: ways in which a reply is broken, whatever its problem was; detectors, and a reward.
 
-Each measures one number of a rollout. From the detector's own number on, the rollout shows the
+Each detector measures one number of a rollout. From its own number on, the rollout shows the
 pathology. The numbers are chosen so that sound replies hardly ever reach them: code, tables, maths,
 verse, quoted words and replies in any language.
 """
@@ -15,7 +15,8 @@ from typing import Literal, get_args
 
 import regex
 
-from engines.types import Message, Status, Transcript
+from engines.types import Message, Status, Transcript, Verdict
+from infra.errors import InputError
 from rewards.text import TAGS, assistant_turns, has_text, sentences_of
 
 Pathology = Literal[
@@ -259,3 +260,19 @@ DETECTORS: Mapping[Pathology, Detector] = {
     "endless-thought": Detector("thoughts that the budget cut off", 1, _endless_thoughts),
     "refusal-loop": Detector("sentences that refuse", 4, _refusals),
 }
+
+
+class Pathologies:
+    """-1 if the rollout shows a pathology, else 0; its parts say which."""
+
+    def __init__(self, *, kinds: Sequence[Pathology] = PATHOLOGIES) -> None:
+        """`kinds`: those that it looks for."""
+        if not kinds or (unknown := [kind for kind in kinds if kind not in PATHOLOGIES]):
+            what = f"no such kind: {unknown[0]!r}" if kinds else "none is named"
+            raise InputError(f"`kinds`: {what}. Allowed: {', '.join(PATHOLOGIES)}.")
+        self._kinds = tuple(kinds)
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        found = pathologies_in(transcript, self._kinds)
+        parts: dict[str, float] = {kind: float(kind in found) for kind in self._kinds}
+        return Verdict(-float(bool(found)), parts, f"shows {', '.join(found)}" if found else "")

@@ -61,6 +61,11 @@ _LARGEST_RATIO = 1e6
 """of two weights of a mix"""
 
 
+def one_or_more(written: Any) -> Any:
+    """A list of one for what is written without a list."""
+    return [written] if isinstance(written, dict | Config) else written
+
+
 def require_comparable(weights: Iterable[float]) -> None:
     """Raises ValueError where one of a mix has so much less weight than another that it would
     hardly ever be drawn; 0 is said on purpose."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+    model_validator,
+)
 
 from curricula.rows.columns import Layout
-from infra.config import RESULT_NEUTRAL, Config, require_comparable
+from infra.config import RESULT_NEUTRAL, Config, one_or_more, require_comparable
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -113,7 +120,7 @@ class Shares(Config):
 class PromptFiles(Config):
     """Options of the curriculum `files`."""
 
-    sources: list[PromptSource] = Field(min_length=1)
+    sources: Annotated[list[PromptSource], BeforeValidator(one_or_more)] = Field(min_length=1)
     """one source, or a list of them that are mixed by their weights"""
     shares: Shares = Shares()
     """shares of the rows of `split: auto` by split"""
@@ -124,11 +131,6 @@ class PromptFiles(Config):
     decontaminate: NonNegativeInt = 0
     """n: rows that share n words in a row with a held-out one are not trained on; 0: only rows with
     the same prompt are left out"""
-
-    @field_validator("sources", mode="before")
-    @classmethod
-    def _one_source_is_a_list(cls, sources: Any) -> Any:
-        return [sources] if isinstance(sources, dict | PromptSource) else sources
 
     @model_validator(mode="after")
     def _names_differ(self) -> PromptFiles:

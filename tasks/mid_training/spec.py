@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from curricula.rows.columns import Columns
 from curricula.rows.conversation import Conversation
 from engines.families.common.model_config import positive_int, with_positions
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
-from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, require_comparable
+from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more, require_comparable
 from infra.errors import InputError
 from tasks.message_files.spec import MessageFiles
 from tasks.path_context import Place
@@ -106,17 +113,12 @@ class MidTrainingSettings(Config):
     """packed sequences per optimizer step"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
-    data: list[TextFiles] = Field(min_length=1)
+    data: Annotated[list[TextFiles], BeforeValidator(one_or_more)] = Field(min_length=1)
     """your own files: one source, or a list of them that are mixed by their weights"""
     rope: RopeChange | None = None
     """more positions for the model, before the first step; null: those that it has"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _one_source_is_a_list(cls, data: Any) -> Any:
-        return [data] if isinstance(data, dict | TextFiles) else data
 
     @field_validator("data")
     @classmethod

@@ -70,7 +70,9 @@ async def run(spec: MineSpec, context: StageContext) -> dict[str, float]:
         work = asyncio.to_thread(count, found, chat, kept_groups(folder), spec.settings)
         await unless_stopped(context, work)
         context.reporter.progress(number, len(kept), "looked through a stage's rollouts")
-    chosen = {domain: worst(of.values(), spec.settings.most) for domain, of in found.items()}
+    chosen = {
+        domain: worst(tallies.values(), spec.settings.most) for domain, tallies in found.items()
+    }
     write(context.out, found, chosen, spec.settings)
     return {**_summary(found, chosen, spec.settings), "work_seconds": time.monotonic() - began}
 
@@ -101,14 +103,14 @@ def count(
         problem = chat.decided(group.problem)
         said = dump_problem(replace(group.problem, id=""))
         for samples in by_rollout.values():
-            of = found[samples[0].domain].setdefault(said, Tally(group.problem))
+            tally = found[samples[0].domain].setdefault(said, Tally(group.problem))
             each = [
                 pathologies_in(transcript_of(chat, problem, s), settings.kinds) for s in samples
             ]
             shown = [kind for kind in settings.kinds if any(kind in one for one in each)]
-            of.rollouts += 1
-            of.broken += bool(shown)
-            of.shown.update(shown)
+            tally.rollouts += 1
+            tally.broken += bool(shown)
+            tally.shown.update(shown)
 
 
 def transcript_of(chat: ChatFormat, problem: Problem, sample: Sample) -> Transcript:
@@ -142,22 +144,26 @@ def worst(tallies: Iterable[Tally], most: int) -> list[Tally]:
 def write(
     out: Path, found: Tallies, chosen: Mapping[str, Sequence[Tally]], settings: MineSettings
 ) -> None:
-    rows = [AdmittedProblem(domain, "rl", t.problem) for domain, of in chosen.items() for t in of]
+    rows = [
+        AdmittedProblem(domain, "rl", t.problem)
+        for domain, tallies in chosen.items()
+        for t in tallies
+    ]
     write_admitted(out, rows)
     lines = [
         {"domain": domain, "problem_id": t.problem.id, "rollouts": t.rollouts, **t.shown}
-        for domain, of in chosen.items()
-        for t in of
+        for domain, tallies in chosen.items()
+        for t in tallies
     ]
     (out / TRIGGERS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     counts = {
         domain: {
-            "rollouts": sum(t.rollouts for t in of.values()),
-            "problems": len(of),
+            "rollouts": sum(t.rollouts for t in tallies.values()),
+            "problems": len(tallies),
             "kept": len(chosen[domain]),
-            "shown": {kind: _shown(list(of.values()), kind) for kind in settings.kinds},
+            "shown": {kind: _shown(list(tallies.values()), kind) for kind in settings.kinds},
         }
-        for domain, of in found.items()
+        for domain, tallies in found.items()
     }
     (out / MINE_FILE).write_text(json.dumps(counts, indent=1))
 
@@ -178,7 +184,7 @@ def _shown(tallies: Sequence[Tally], kind: str) -> dict[str, float]:
 def _summary(
     found: Tallies, chosen: Mapping[str, Sequence[Tally]], settings: MineSettings
 ) -> dict[str, float]:
-    tallies = [t for of in found.values() for t in of.values()]
+    tallies = [t for by_problem in found.values() for t in by_problem.values()]
     rates = {f"rate/{kind}": _shown(tallies, kind)["rate"] for kind in settings.kinds}
     return {
         "rollouts": float(sum(t.rollouts for t in tallies)),

@@ -11,7 +11,7 @@ from curricula.rows.conversation import Conversation
 from curricula.rows.pairs import Judged, PairColumns
 from engines.algorithms.preference_losses import Dpo, PreferenceLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
-from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
+from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more
 from infra.errors import InputError
 from tasks.message_files.spec import RowFiles
 from tasks.path_context import Place
@@ -34,13 +34,8 @@ class PreferenceFiles(RowFiles):
         return self.judged(row).answers
 
 
-def _listed(data: Any) -> Any:
-    """One source is a list of one."""
-    return [data] if isinstance(data, dict | PreferenceFiles) else data
-
-
 PreferenceData = Annotated[
-    list[PreferenceFiles] | None, Field(default=None, min_length=1), BeforeValidator(_listed)
+    list[PreferenceFiles] | None, Field(default=None, min_length=1), BeforeValidator(one_or_more)
 ]
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
 
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from engines.types import Split
-from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps, require_comparable
+from infra.config import (
+    RESULT_NEUTRAL,
+    Config,
+    Count,
+    PerStep,
+    Steps,
+    one_or_more,
+    require_comparable,
+)
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
 from tasks.message_files.spec import MessageFiles
@@ -29,7 +37,9 @@ class SftSettings(Config):
     """sequences per optimizer step"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
-    data: list[MessageFiles] | None = Field(default=None, min_length=1)
+    data: Annotated[list[MessageFiles] | None, BeforeValidator(one_or_more)] = Field(
+        default=None, min_length=1
+    )
     """your own files of conversations: one source, or a list of them that are mixed by their
     weights; with them neither the curriculum nor a distilled dataset is used"""
     decontaminate: NonNegativeInt = 0
@@ -42,11 +52,6 @@ class SftSettings(Config):
     of a distilled dataset one by domain, e.g. `{reasoning: 0.25}`"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _one_source_is_a_list(cls, data: Any) -> Any:
-        return [data] if isinstance(data, dict | MessageFiles) else data
 
     @field_validator("data")
     @classmethod

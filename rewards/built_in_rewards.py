@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from engines.types import Reward
 from infra.errors import InputError
@@ -45,6 +45,17 @@ ASKING = frozenset(ASKING_OPTIONS)
 QUICK = frozenset(BUILT_IN) - ASKING - {"reasoning-gym", "regex"}
 """pure, or with bounds of their own: they are called where the rollout is, without a time limit;
 a pattern of the user's may search a reply for ever"""
+
+Pathology = Literal[
+    "language-mixing",
+    "repetition",
+    "broken-format",
+    "empty-thought",
+    "endless-thought",
+    "refusal-loop",
+]
+PATHOLOGIES: tuple[Pathology, ...] = get_args(Pathology)
+"""what the reward `pathologies` looks for: a recipe names them, and reading it loads no reward"""
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _FORMS = (

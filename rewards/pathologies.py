@@ -11,23 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import regex
 
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
+from rewards.built_in_rewards import PATHOLOGIES, Pathology
 from rewards.text import TAGS, assistant_turns, has_text, sentences_of
-
-Pathology = Literal[
-    "language-mixing",
-    "repetition",
-    "broken-format",
-    "empty-thought",
-    "endless-thought",
-    "refusal-loop",
-]
-PATHOLOGIES: tuple[Pathology, ...] = get_args(Pathology)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from pydantic import BeforeValidator
 
 from engines.draws import draw_problems
-from engines.rollout.evaluator import HeldOut
 from engines.rollout.metrics import NOTHINK, THINKING
 from infra.errors import InputError
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from engines.algorithms.advantages import Advantage
     from engines.chat import Chat
     from engines.rollout.drivers.driver import LiveDomain
+    from engines.rollout.evaluator import HeldOut
     from engines.types import Curriculum, Demonstration, Environment, Problem, Split
 
 
@@ -140,6 +140,8 @@ def _in_both_modes(domain: LiveDomain, share: NothinkShare, split: Split, seed: 
 
 def held_out_of(domains: Sequence[LiveDomain], count: int, seed: int) -> list[HeldOut]:
     """So many held-out problems of each domain; of one in both modes, with thinking off as well."""
+    from engines.rollout.evaluator import HeldOut
+
     held_out: list[HeldOut] = []
     for domain in domains:
         problems = draw_problems(domain.curriculum, "heldout", count, seed)

@@ -17,7 +17,8 @@ from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import TRAINABLE, Problem, Rollout, Sample, Status
 from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
-from rewards.pathologies import PATHOLOGIES, pathologies_in
+from rewards.built_in_rewards import PATHOLOGIES
+from rewards.pathologies import pathologies_in
 from tasks.domain_verdicts import none_judged
 from tasks.evaluate.score_statistics import (
     CUTTABLE,

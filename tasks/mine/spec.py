@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from infra.config import Config, Count
 from infra.errors import InputError
-from rewards.pathologies import PATHOLOGIES, Pathology
+from rewards.built_in_rewards import PATHOLOGIES, Pathology
 from tasks.path_context import Place
 from tasks.stage import StageSpec
 

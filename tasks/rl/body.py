@@ -72,7 +72,7 @@ class Teachers:
 
 
 async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) -> dict[str, float]:
-    """The same, of which `opd` is the case with `teachers`."""
+    """Train by RL as `run` does; `opd` does it with `teachers`."""
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
         asked = RoleClients(stack, spec.domains, teachers.served.roles if teachers else ())

@@ -38,15 +38,15 @@ def install(lock: Path, venv: Path) -> None:
     python = create_environment(binary, venv)
     uv = Uv(binary, python)
     if pins.brings_cuda:
-        uv.install("--no-deps", "-r", str(lock), "--compile-bytecode")
+        uv.install("--no-deps", "-r", str(lock))
         say(f"torch {pins.torch} with the CUDA libraries of {lock}")
     else:
         # Exact, so nothing is resolved: SGLang pins a CUDA stack that a CPU does not need.
         others = "\n".join(pins.without_torch)
-        uv.install("--no-deps", "-r", "-", "--compile-bytecode", typed=others)
+        uv.install("--no-deps", "-r", "-", typed=others)
         say(install_torch(uv, pins.torch))
     uv.install("--no-deps", "-e", ".")
-    # Compiled once here, the packages are not compiled by each of a recipe's many processes.
+    # A stack may import them as a user who may not write here.
     uv.python_runs("-m", "compileall", "-q", *PACKAGES)
     say(put_launcher(venv / "bin" / "tributary", os.environ))
 

@@ -53,10 +53,7 @@ def install_torch(uv: Uv, version: str) -> str:
 def _try(uv: Uv, source: Source) -> str:
     """Why not, in one line. What torch needs and is not there comes with it."""
     options = ["--reinstall-package", "torch", *source.options]
-    # Not compiled, torch would cost each process seconds where Python may not write bytecode.
-    return uv.tries("--dry-run", *options, seconds=PROBE_SECONDS) or uv.tries(
-        *options, "--compile-bytecode"
-    )
+    return uv.tries("--dry-run", *options, seconds=PROBE_SECONDS) or uv.tries(*options)
 
 
 def _loads(uv: Uv, version: str) -> tuple[bool, str]:

@@ -46,18 +46,29 @@ class Uv:
 
     def install(self, *what: str, typed: str = "") -> None:
         """Raises `InstallError`; uv has then said why."""
-        command = [str(self.binary), "pip", "install", "--python", str(self.python), *what]
-        if subprocess.run([*command, "--quiet"], input=typed, text=True).returncode != 0:
+        if (
+            subprocess.run([*self._command(*what), "--quiet"], input=typed, text=True).returncode
+            != 0
+        ):
             raise InstallError(f"`uv pip install {' '.join(what)}` failed; uv's message is above")
 
     def tries(self, *what: str, seconds: float | None = None) -> str:
         """Why uv could not do it, in one line; "" if it could."""
-        command = [str(self.binary), "pip", "install", "--python", str(self.python), *what]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                self._command(*what), capture_output=True, text=True, timeout=seconds
+            )
         except subprocess.TimeoutExpired as late:
             return f"no answer in {late.timeout:.0f} s"
         return "" if done.returncode == 0 else _cause(done.stderr)
+
+    def _command(self, *what: str) -> list[str]:
+        """Where Python may write bytecode, a module is compiled when it is first imported: a stack
+        imports a quarter of what is installed. Elsewhere each of its many processes would compile
+        that quarter, so everything is compiled now."""
+        compiled = ["--compile-bytecode"] if sys.dont_write_bytecode else []
+        options = ["--python", str(self.python), *compiled]
+        return [str(self.binary), "pip", "install", *options, *what]
 
     def python_runs(self, *what: str) -> None:
         subprocess.run([str(self.python), *what], check=True)

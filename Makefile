@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo real test lint bench scale growth month gpu hosts hosts-chaos chaos figures readme rounds soak proof sandbox layouts mutants fresh fresh-cuda lock clients down clean
+.PHONY: install demo real test lint bench scale growth month gpu hosts hosts-chaos chaos figures readme rounds soak long proof sandbox layouts mutants fresh fresh-cuda lock clients down clean
 
 install: $(STAMP)
 
@@ -34,7 +34,11 @@ real: install
 # Two processes share the tests: most of these leave a core idle.
 TEST_PROCESSES ?= 2
 test: install
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations=40
+	$(BIN)/pytest -q -m "not long" -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations=40
+
+# What takes long and is proven in a smaller form by `make test`.
+long: install
+	$(BIN)/pytest -q -m long
 
 lint: install
 	$(BIN)/ruff check .

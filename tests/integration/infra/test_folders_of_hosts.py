@@ -23,7 +23,7 @@ from tests.parts.machine import until
 from tests.parts.ray_parts import own_ray
 from tests.parts.s3_services import moto
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 DIGEST = "7" * 64
 ADDRESS = "127.0.0.2"
 WAIT_S = 120.0

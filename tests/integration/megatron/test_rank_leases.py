@@ -331,6 +331,7 @@ async def test_with_gpus_each_rank_keeps_one_of_its_own(cluster: str) -> None:
     ray.kill(owner)
 
 
+@pytest.mark.long
 async def test_reused_ranks_train_exactly_as_new_ones(cluster: str, tmp_path: Path) -> None:
     del cluster
     owner = new_owner(TrainerRank)

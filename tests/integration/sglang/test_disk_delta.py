@@ -173,6 +173,7 @@ def _push_twice_from_ranks(trainer: Any, folder: Path, urls: Sequence[str]) -> A
         shared.close()
 
 
+@pytest.mark.long
 async def test_ranks_that_share_a_model_write_their_shares_of_a_delta(
     ranks: Ranks, sglang_pair: SglangPair, tmp_path: Path
 ) -> None:

@@ -29,7 +29,10 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("which", TASKS)
+@pytest.mark.parametrize(
+    "which",
+    [name if name == "a tool" else pytest.param(name, marks=pytest.mark.long) for name in TASKS],
+)
 async def test_what_the_server_sampled_is_trained(
     sglang_pair: SglangPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, which: str
 ) -> None:

@@ -18,7 +18,7 @@ from infra.stack.clean import clean
 from tests.parts.machine import until
 from tests.parts.tiny import tiny_model
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 @pytest.fixture

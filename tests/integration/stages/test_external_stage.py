@@ -21,7 +21,7 @@ from tests.integration.conftest import SglangPair
 from tests.integration.stages.test_rl_stage import rl_spec
 from tests.parts.stage_parts import stage_context
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 NAMES = ("server-2",)
 KEY = "a-key-that-only-they-know"
 

@@ -115,6 +115,7 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert {e.part for e in trace.events if e.name == "train"} == {1, 2, 3}, "of each checkpoint"
 
 
+@pytest.mark.long
 async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:

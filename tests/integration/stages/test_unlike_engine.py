@@ -15,7 +15,7 @@ from tasks.stage import Stopped
 from tests.integration.stages.rl_victim import context_of, rl_spec
 from tests.integration.stages.test_rl_exact import result
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_bits(

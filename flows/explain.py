@@ -35,30 +35,49 @@ def not_a_recipe(name: str) -> str:
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """One sentence an error, e.g. `path.1.rl.stepz: unknown field; did you mean `steps`?`"""
-    return [_sentence(dict(item), root) for item in error.errors(include_url=False)]
+    """One sentence a field, e.g. `path.1.rl.stepz: unknown field; did you mean `steps`?`"""
+    return list(explained(error, root).values())
 
 
-def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
-    location = tuple(item["loc"])
-    path = ".".join(_written(root, location)) or _called(root)
+def explained(error: ValidationError, root: type[BaseModel]) -> dict[tuple[Any, ...], str]:
+    """The sentences by the place of their field."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for item in error.errors(include_url=False):
+        location = _without_members(root, tuple(item["loc"]))
+        found.setdefault(location, []).append(_sentence(dict(item), location, root))
+    # Of the members of a union, the one whose fields were written is the one that was meant.
+    meant = [at for at in found if not any(at == other[: len(at)] != other for other in found)]
+    return {
+        at: (".".join(_written(root, at)) or _called(root)) + ": "
+        + ", or: ".join(dict.fromkeys(found[at]))
+        for at in meant
+    }  # fmt: skip
+
+
+def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseModel]) -> str:
     kind = item["type"]
     if kind == "extra_forbidden":
         known = _fields_at(root, location[:-1])
         hint = nearest(str(location[-1]), known) or f"; known here: {', '.join(known)}"
-        return f"{path}: unknown field{hint}"
+        return f"unknown field{hint}"
     if kind == "missing":
-        return f"{path}: is missing"
+        return "is missing"
     if kind == "string_pattern_mismatch":
-        return f"{path}: {characters(item['ctx']['pattern'])}; got {item['input']!r:.80}"
+        return f"{characters(item['ctx']['pattern'])}; got {item['input']!r:.80}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{path}: write fields below it, as `name: value`; got {item['input']!r:.80}"
+        return f"write fields below it, as `name: value`; got {item['input']!r:.80}"
+    if kind == "union_tag_not_found":
+        return f"write its `kind`; got {item['input']!r:.80}"
+    if kind == "union_tag_invalid":
+        kinds = re.findall(r"'([^']+)'", item["ctx"]["expected_tags"])
+        hint = nearest(str(item["ctx"]["tag"]), kinds)
+        return f"`kind` is one of {', '.join(kinds)}; got '{item['ctx']['tag']}'{hint}"
     message = str(item["msg"]).removeprefix("Value error, ")
     if kind == "value_error":
-        return f"{path}: {message}"
+        return f"{message}"
     expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
     hint = nearest(str(item["input"]).lower(), expected).removesuffix("?")
-    return f"{path}: {message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
+    return f"{message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
 
 
 def _called(model: type[BaseModel]) -> str:
@@ -91,6 +110,27 @@ def _written(model: Any, location: tuple[Any, ...]) -> list[str]:
             parts.append(str(part))
         model = _step(model, part)
     return parts
+
+
+def _without_members(model: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The location without what pydantic puts into it for each member of a union that it tried."""
+    parts: list[Any] = []
+    skips = False
+    for part in location:
+        if skips:
+            skips = False
+            continue
+        parts.append(part)
+        model = _step(model, part)
+        members = [each for each in typing.get_args(model) if each is not type(None)]
+        union = typing.get_origin(model) in (typing.Union, types.UnionType)
+        skips = union and len(members) > 1 and not any(_is_tagged(each) for each in members)
+    return tuple(parts)
+
+
+def _is_tagged(member: Any) -> bool:
+    model = _model_of(member)
+    return model is not None and "kind" in model.model_fields
 
 
 def _fields_at(model: Any, location: tuple[Any, ...]) -> list[str]:

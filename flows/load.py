@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.explain import explain, nearest, not_a_recipe, yaml_fault
+from flows.explain import explained, nearest, not_a_recipe, yaml_fault
 from flows.extend import Merged, entry_of
 from flows.file_places import place_files
 from flows.recipe import NAME_PATTERN, Recipe
@@ -240,11 +240,10 @@ def validate_recipe(data: Mapping[str, Any], where: str, written: Merged | None 
     try:
         return _without_secrets(Recipe.model_validate(data), where)
     except ValidationError as error:
-        places = [item["loc"] for item in error.errors(include_url=False)]
-        files = [written.source_of(place) if written else "" for place in places]
         lines = "\n".join(
             f"  {line}" + (f" (in {file})" if file not in ("", where) else "")
-            for line, file in zip(explain(error, Recipe), files, strict=True)
+            for place, line in explained(error, Recipe).items()
+            for file in [written.source_of(place) if written else ""]
         )
         raise InputError(f"{where}: the recipe has errors:\n{lines}") from None
 

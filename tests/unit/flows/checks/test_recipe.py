@@ -107,6 +107,16 @@ def test_scientific_notation_is_a_number() -> None:
             "experts.agent.path.sft.steps=0",
             "experts.agent.path.0.sft.steps: input should be greater than 0",
         ),
+        (
+            "experts.agent.path.rl.algorithm.loss={kind: divergence, top_k: some}",
+            "algorithm.loss.top_k: input should be a valid integer, unable to parse string as an "
+            "integer, got 'some', or: input should be 'all', got 'some'",
+        ),
+        (
+            "experts.agent.path.rl.algorithm.loss={kind: clipp}",
+            "algorithm.loss: `kind` is one of clip, gspo, cispo, dis, reinforce, divergence, "
+            "custom; got 'clipp'; did you mean `clip`?",
+        ),
         ("experts={}", "at least one expert"),
         ("base.folder=/x", "base: give exactly one of"),
         ("unified.path.rl=7", "unified.path.2.rl: write fields below it"),

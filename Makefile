@@ -137,7 +137,7 @@ clients: build/clients/installed build/libraries/installed build/clients-npm/ins
 
 build/clients/installed: locks/clients.txt
 	rm -rf build/clients
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: --no-deps --target build/clients -r $<
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --target build/clients -r $<
 	touch $@
 
 build/libraries/installed: locks/libraries.txt

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.home import home, seal, unseal, write_own_file
+from infra.home import home, write_own_file
 
 UNUSED_S = 30 * 24 * 3600.0
 """what nobody read for so long is removed"""
@@ -37,11 +37,11 @@ def recall(what: str, name: str, state: str) -> Any:
     """Give back what was kept; None where nothing was for this state of the file, or is damaged."""
     path = _path(what, name)
     try:
-        kept = json.loads(unseal(path.read_bytes()))
+        kept_state, digest, told = path.read_text().split("\n", 2)
         os.utime(path)
+        return json.loads(told) if (kept_state, digest) == (state, _digest(told)) else None
     except (OSError, ValueError):
         return None
-    return kept["told"] if kept["state"] == state else None
 
 
 def remember(what: str, name: str, state: str, told: Any) -> None:
@@ -51,7 +51,8 @@ def remember(what: str, name: str, state: str, told: Any) -> None:
     with suppress(OSError):  # on a full or read-only disk it is read again
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         forget_unused(path.parent)
-        write_own_file(path, seal(json.dumps({"state": state, "told": told})).decode())
+        text = json.dumps(told)
+        write_own_file(path, f"{state}\n{_digest(text)}\n{text}")
 
 
 def forget_unused(folder: Path) -> None:
@@ -63,7 +64,11 @@ def forget_unused(folder: Path) -> None:
                 old.unlink()
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _path(what: str, name: str) -> Path:
     """`what`: whatever decides what is told, besides the file."""
     digest = hashlib.sha256(json.dumps([what, name]).encode()).hexdigest()
-    return home() / "cache" / "files-read" / f"{digest[:24]}.json"
+    return home() / "cache" / "files-read" / digest[:24]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +13,7 @@ from curricula.rows.texts import kind_of, text_of
 from engines.types import Message
 from infra.data_files.tally import BadRow, Reason
 
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 SYSTEM = ("system", "system_prompt", "system_message")
 TALKS = ("messages", "conversations", "conversation")
 ASKED = ("instruction", "prompt", "question", "problem", "query", "input", "inputs")
@@ -70,6 +72,8 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
     before = _history(row) if auto else []
     if auto:
         _refuse_choices(row, name)
+    if is_text(value) and (spoken := spoken_turns(value)) and spoken[-1].message.content == "":
+        return Asked([*before, *spoken[:-1]], f"{name} (Human, Assistant)")
     if is_text(value):
         beside = row.first(_BESIDE.get(name, ("context",))) if auto else ""
         text = text_of(value, name)
@@ -81,6 +85,16 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
         fault = "is empty" if value is None else "is no list of messages and no text"
         raise BadRow(Reason.COLUMNS, f"{name}: {fault}")
     return Asked([*before, *read_turns(cast("Any", value), name, reading)], name)
+
+
+def spoken_turns(text: str) -> list[Turn]:
+    """The turns of a text `\\n\\nHuman: ...\\n\\nAssistant: ...` (Anthropic); none of another text.
+    The last one is empty where it is to be written."""
+    before, *parts = _SPEAKER.split(text)
+    if before.strip() or len(parts) < 4:
+        return []
+    said = zip(parts[0::2], parts[1::2], strict=True)
+    return [Turn(Message("user" if w == "Human" else "assistant", t.strip())) for w, t in said]
 
 
 def _refuse_choices(row: Fields, name: str) -> None:

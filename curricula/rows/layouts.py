@@ -22,7 +22,15 @@ from curricula.rows.asked import (
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
-from curricula.rows.meaning import LEARNED, SEEN, Meaning, carries, refuse_cut, refuse_meaning
+from curricula.rows.meaning import (
+    LEARNED,
+    SEEN,
+    Meaning,
+    carries,
+    refuse_cut,
+    refuse_failed,
+    refuse_meaning,
+)
 from curricula.rows.messages import (
     Reading,
     Turn,
@@ -60,6 +68,7 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
         turns = with_system(turns, read_system(given, columns.system))
         weight = _weight(given, columns)
         _refuse_labels(given)
+        refuse_failed(given)
         refuse_cut(given, "", Reason.COLUMNS)
         is_auto = not (columns.messages or columns.prompt)
         refuse_unread(given, turns, is_auto=is_auto, has_system=bool(columns.system))

@@ -43,7 +43,7 @@ class Meaning(Enum):
         "no not is do dont on off use should with without turn token step row sample example for"
         " completion response answer assistant reply prompt input output message history detail"
         " scale factor value per user importance class the this from role to last first only all"
-        " multiplier coefficient coef ratio",
+        " multiplier coefficient coef ratio eos content",
         "a turn is only read where `weight` or `train` of its message is 0, and a row counts by its"
         " column `weight`",
     )
@@ -72,8 +72,9 @@ class Meaning(Enum):
     )
     CONTEXT = _names(
         "document doc passage context ctx evidence knowledge background article paragraph excerpt"
-        " snippet story",
-        "text retrieved input supporting content relevant list search gold given user prompt"
+        " snippet story history",
+        "chat conversation dialog dialogue message past previous turn text retrieved input"
+        " supporting content relevant list search gold given user prompt"
         " question result full",
         "write it into the text of a message",
     )
@@ -85,6 +86,11 @@ class Meaning(Enum):
     VERDICT = _names(
         "label kto desirable good correct accepted preferred",
         "is was tag answer response completion output reply",
+        "keep the good ones, and leave the column out",
+    )
+    FAILED = _names(
+        "passed success successful succeeded resolved solved verified chosen failed wrong rejected",
+        "is was has all test answer response completion output reply task run trajectory",
         "keep the good ones, and leave the column out",
     )
     CUT = _names(
@@ -152,6 +158,25 @@ def refuse_cut(row: Fields, where: str, reason: Reason) -> None:
             raise BadRow(
                 reason,
                 f"{at}has `{name}` {value}, so its answer was cut off; {Meaning.CUT.value.advice}",
+            )
+
+
+_FALSE, _TRUE = ("false", "0", "no"), ("true", "1", "yes")
+_OF_BAD_ONES = {"failed", "wrong", "rejected"}
+
+
+def refuse_failed(row: Fields) -> None:
+    """Raises BadRow for a row of which an unread field says that its answer is a bad one."""
+    for name in sorted(row.left):
+        if not carries(name, Meaning.FAILED):
+            continue
+        bad = _FALSE if _OF_BAD_ONES.isdisjoint(words_of(name)) else _TRUE
+        value = str(row.values.get(name)).strip().lower().removesuffix(".0")
+        if value in bad:
+            raise BadRow(
+                Reason.COLUMNS,
+                f"has `{name}` {value}, so its answer is not a good one;"
+                f" {Meaning.FAILED.value.advice}",
             )
 
 

@@ -11,7 +11,15 @@ from curricula.rows.columns import Layout
 from curricula.rows.fields import Fields, is_empty
 from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_cut, refuse_meaning
 from curricula.rows.nulls import without_filled_nulls
-from curricula.rows.texts import are_tokens, is_blank, kind_of, parsed, text_of
+from curricula.rows.texts import (
+    are_tokens,
+    is_blank,
+    is_written_parts,
+    kind_of,
+    parsed,
+    text_of,
+    thought_in,
+)
 from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
 from curricula.rows.tools import Call, calls_of
 from engines.types import Message, Tool
@@ -176,7 +184,7 @@ def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
     if type(who) is not str or type(text) is not str or who in _CALLS:
         return None
     role = (_SHAREGPT if is_sharegpt else _OPENAI).get(who)
-    if role is None or is_blank(text) or json_fault(text):
+    if role is None or is_blank(text) or json_fault(text) or is_written_parts(text):
         return None
     return Turn(Message(role, text))
 
@@ -184,9 +192,12 @@ def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
 def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> Turn:
     """A message as its row says it. Raises BadRow."""
     said_by = _said_by(message, is_sharegpt)
-    if said_by is None and not (message.holds("role") or message.holds("from")):
-        has = ", ".join(message.names)
-        raise BadRow(Reason.MESSAGES, f"{where}: has no `role`; it has {has}")
+    wanted = "from" if is_sharegpt else "role"
+    if said_by is None and not message.holds(wanted):
+        other = message.holds("role") or message.holds("from")
+        named, has = (wanted if other else "role"), ", ".join(message.names)
+        more = "; the row's first message has it, and all of a row have one layout" if other else ""
+        raise BadRow(Reason.MESSAGES, f"{where}: has no `{named}`; it has {has}{more}")
     role = _role(said_by, _SHAREGPT if is_sharegpt else _OPENAI, where)
     _refuse_other_role(message, role, "role" if is_sharegpt else "from", where)
     message.refuse(_CALLED, where, Reason.MESSAGES, "; calls are read from `tool_calls`")
@@ -200,6 +211,9 @@ def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> T
     else:
         said, thought = _thought_in_parts(message.get(key), role, where)
         text = text_of(said, where)
+        if role != "tool" and is_written_parts(text):
+            said = f"{where}: its `{key}` is a list of parts as JSON text; write it as a list"
+            raise BadRow(Reason.MESSAGES, said)
     more = message.get("tool_calls")
     if not is_empty(more):
         if role != "assistant":
@@ -278,7 +292,7 @@ def _thought_in_parts(content: Any, role: Role, where: str) -> tuple[Any, str | 
     parts = cast("list[Any]", content)
     thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]
     rest = [part for part in parts if not any(part is each for each in thoughts)]
-    said = [text_of(cast("dict[str, Any]", each).get("thinking"), where) for each in thoughts]
+    said = [thought_in(cast("dict[str, Any]", each), where) for each in thoughts]
     return rest, "".join(said) or None
 
 

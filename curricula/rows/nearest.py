@@ -29,9 +29,8 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
         )
     if said := _no_row(values):
         return said
-    for name, value in values.items():
-        if _is_talk(value):
-            return f"; `{name}` looks like messages: name it in columns.messages"
+    if talk := _talk_in(values):
+        return f"; `{talk}` looks like messages: name it in columns.messages"
     asked = next((name for name in ASKED if name in names), "")
     said = next((name for name in ANSWERS if name in names), "")
     if asked and not said:
@@ -40,6 +39,8 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
         return f"; the nearest is {asked} -> answer: name the answer in columns.completion{more}"
     if said and not asked:
         return f"; the nearest is question -> {said}: name the question in columns.prompt"
+    if asked and said:
+        return f"; name both, as `columns.prompt: {asked}` and `columns.completion: {said}`"
     if "text" in names:
         return (
             "; raw text is not trained on: the nearest is prompt -> completion, which says what is"
@@ -67,9 +68,8 @@ def nearest_prompt(values: Mapping[str, Any]) -> str:
     """Says what to do with a row that asks nothing, in the same way."""
     if said := _no_row(values):
         return said
-    for name, value in values.items():
-        if _is_talk(value):
-            return f"; `{name}` looks like messages: name it in columns.prompt"
+    if talk := _talk_in(values):
+        return f"; `{talk}` looks like messages: name it in columns.prompt"
     for name in values:
         if close := difflib.get_close_matches(str(name), [*ASKED, *TALKS], 1):
             return f"; `{name}` is close to `{close[0]}`: name it in columns.prompt"
@@ -111,6 +111,17 @@ def _is_rows(value: Any) -> bool:
     if not isinstance(value, list) or not value or _is_talk(value):
         return False
     return all(isinstance(each, dict) for each in cast("list[Any]", value))
+
+
+def _talk_in(values: Mapping[str, Any]) -> str:
+    """The column that looks like messages, or the field of a column of objects; empty for none."""
+    for name, value in values.items():
+        if _is_talk(value):
+            return name
+        inner = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        if field := next((each for each in inner if _is_talk(inner[each])), ""):
+            return f"{name}.{field}"
+    return ""
 
 
 def _is_talk(value: Any) -> bool:

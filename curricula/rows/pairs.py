@@ -14,24 +14,30 @@ lists      {"prompt": ..., "responses": ["a", "b", "c"], "scores": [1, 9, 4]}, o
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from curricula.rows.asked import TALKS, read_asked, read_system, what_follows, with_system
+from curricula.rows.asked import (
+    ASKED,
+    TALKS,
+    read_asked,
+    read_system,
+    spoken_turns,
+    what_follows,
+    with_system,
+)
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_row, read_tools, refuse_unread
-from curricula.rows.meaning import LEARNED, refuse_meaning
+from curricula.rows.meaning import LEARNED, Meaning, carries, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import is_blank, parsed, shallow, text_of
+from curricula.rows.thoughts import is_like_a_thought
 from engines.types import Message, Tool
 from infra.config import Config
 from infra.data_files.tally import BadRow, Reason
-
-_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
 class PairColumns(Config):
@@ -43,7 +49,7 @@ class PairColumns(Config):
     rejected: str = "rejected"
     margin: str = ""
     """by how much the chosen answer is the better one; empty: `margin`, or the difference of
-    `score_chosen` and `score_rejected`, where a row has them, or 0"""
+    `score_chosen` and `score_rejected` (`rating`, `reward`), where a row has them, or 0"""
     answers: str = ""
     """a list of answers; empty: `responses`, `completions` or `answers`, where a row has no chosen
     one"""
@@ -129,6 +135,9 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     told = [_messages(value, name, reading, start, system) for name, value in said.items()]
     refuse_unread(given, start, is_auto=not columns.prompt, has_system=False)
     refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
+    of_answers = [n for n in sorted(given.left) if any(side in n for side in sides)]
+    advice = "; write an answer with a thought as a message with `reasoning_content`"
+    given.refuse([*filter(is_like_a_thought, of_answers)], "", Reason.COLUMNS, advice)
     for each in {given, inner}:
         each.close()
     shared = min(num_shared(told[0], other) for other in told[1:])
@@ -144,6 +153,16 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     return Judged(tuple(made), pairs, None, worth, has_scores)
 
 
+_SCORED = tuple(
+    names
+    for word in ("score", "rating", "reward")
+    for sign in "_-"
+    for names in (
+        (f"{word}{sign}chosen", f"{word}{sign}rejected"),
+        (f"chosen{sign}{word}", f"rejected{sign}{word}"),
+    )
+)
+"""what a pair's answers are worth, e.g. `score_chosen` and `score_rejected`"""
 _LISTS = ("responses", "completions", "answers")
 _TEXTS = ("response", "answer", "completion", "output", "text")
 _SCORES = ("score", "overall_score", "rating")
@@ -223,8 +242,7 @@ def _margin(row: Fields, columns: PairColumns) -> float:
     if name:
         margin = _number(row.column(name), name)
     elif scores := _scores_of_pair(row):
-        name = "score_chosen"
-        margin = scores[0] - scores[1]
+        name, margin = _scored(row)[0], scores[0] - scores[1]
     else:
         return 0.0
     if margin < 0:
@@ -233,11 +251,12 @@ def _margin(row: Fields, columns: PairColumns) -> float:
 
 
 def _scores_of_pair(row: Fields) -> tuple[float, float] | None:
-    names = ("score_chosen", "score_rejected")
-    if not all(map(row.has, names)):
-        return None
-    better, worse = (_number(row.get(name), name) for name in names)
-    return better, worse
+    scores = [_number(row.get(name), name) for name in _scored(row)]
+    return (scores[0], scores[1]) if scores else None
+
+
+def _scored(row: Fields) -> tuple[str, ...]:
+    return next((names for names in _SCORED if all(map(row.has, names))), ())
 
 
 def _number(value: Any, name: str) -> float:
@@ -274,12 +293,18 @@ def _with_score(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
 
 def _alone(row: Mapping[str, Any], name: str, columns: PairColumns, layout: Layout) -> Conversation:
     """The answer beside which the column `name` stands. Raises BadRow."""
-    rest = {key: value for key, value in row.items() if key != name}
+    others = {key for key in row if key != name and carries(key, Meaning.FAILED)}
+    rest = {key: value for key, value in row.items() if key != name and key not in others}
     named = Columns(prompt=columns.prompt, completion=columns.completion, tools=columns.tools)
     read = read_row(rest, named, layout)
     asked = max(at for at, message in enumerate(read.messages) if message.role == "user")
     before = {at for at in range(asked) if read.messages[at].role == "assistant"}
-    return replace(read, untrained=read.untrained | before, layout=f"{read.layout} + {name}")
+    return replace(
+        read,
+        untrained=read.untrained | before,
+        layout=f"{read.layout} + {name}",
+        unread=read.unread | others,
+    )
 
 
 def _check(
@@ -308,6 +333,11 @@ def _require_sides(row: Fields, names: tuple[str, str]) -> None:
         likely = next((each for each in row.names if default in each.lower()), "")
         if name == default and likely and not row.holds(name):
             raise lacking(name, row.names, f"; name it, e.g. columns.{name}: {likely}")
+    verdict = next((each for each in row.names if carries(each, Meaning.VERDICT)), "")
+    if verdict and not any(map(row.holds, names)):
+        raise lacking(
+            names[0], row.names, f"; if `{verdict}` is a verdict: columns.label: {verdict}"
+        )
 
 
 def _openai_input(row: Fields, unread: set[str]) -> Fields:
@@ -318,7 +348,7 @@ def _openai_input(row: Fields, unread: set[str]) -> Fields:
 
 
 def _start(row: Fields, columns: PairColumns, reading: Reading) -> list[Turn]:
-    name = columns.prompt or row.first(("prompt", "instruction", "question", *TALKS))
+    name = columns.prompt or row.first(("prompt", *ASKED, *TALKS))
     if not name:
         return []
     return read_asked(row, name, reading, auto=not columns.prompt).turns
@@ -341,13 +371,11 @@ def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) ->
         if is_blank(text):
             raise BadRow(Reason.MESSAGES, f"{name}: is empty")
         return [Turn(Message("assistant", text))]
-    parts = _TURN.split(text)
-    if len(parts) < 5 or parts[0].strip():
+    if not (spoken := spoken_turns(text)):
         raise BadRow(
             Reason.MESSAGES, f"{name}: a text without a prompt must begin with '\\n\\nHuman:'"
         )
-    said = zip(parts[1::2], parts[2::2], strict=True)
-    return [Turn(Message("user" if w == "Human" else "assistant", t.strip())) for w, t in said]
+    return spoken
 
 
 def num_shared(first: Sequence[Message], second: Sequence[Message]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -14,6 +15,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _TEXTS = ("text", "input_text", "output_text")
 """types of parts that are text"""
+_WRITTEN_PARTS = re.compile(r'\s*\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:')
+_AS_PYTHON_PRINTS = re.compile(r"\s*\[?\s*\{?\s*'")
 _DEEPEST = 100
 _INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 """characters of no width"""
@@ -46,6 +49,11 @@ def is_blank(text: str) -> bool:
     if text.isascii():
         return not text or text.isspace()
     return all(c in _INVISIBLE or c.isspace() for c in text)
+
+
+def is_written_parts(text: str) -> bool:
+    """Whether a text is a list of parts as JSON, which would be learned as it stands."""
+    return bool(_WRITTEN_PARTS.match(text)) and isinstance(parsed_object(text), list)
 
 
 def are_tokens(value: Any) -> bool:
@@ -86,6 +94,22 @@ def _part(part: Any, where: str) -> str:
     return checked_text(part["text"], where)
 
 
+def thought_in(part: Mapping[str, Any], where: str) -> str:
+    """What a part of type `thinking` says. Raises BadRow."""
+    if not isinstance(part.get("thinking"), str | list):
+        has = ", ".join(part)
+        raise BadRow(
+            Reason.MESSAGES,
+            f"{where}: a part of type 'thinking' says nothing under `thinking`; it has {has}",
+        )
+    if part.get("closed") is False:
+        raise BadRow(Reason.MESSAGES, f"{where}: a part has `closed` false: its thought is cut off")
+    known = ("type", "thinking", "signature", "closed", *_HARMLESS)
+    if unread := [n for n, v in part.items() if n not in known and v not in (None, [], {})]:
+        raise BadRow(Reason.MESSAGES, f"{where}: a part has `{unread[0]}`, which is not read")
+    return text_of(part["thinking"], where)
+
+
 _HARMLESS = ("cache_control", "annotations", "id", "index", "logprobs", "citations")
 """what a part of text has beside it, and what changes nothing here"""
 
@@ -105,7 +129,9 @@ def parsed(value: Any, where: str, reason: Reason) -> Any:
         try:
             value = parse_json(value.encode())
         except (ValueError, RecursionError) as error:
-            raise BadRow(reason, f"{where}: is not JSON: {_short(error)}") from None
+            pythons = "; it is written as Python prints it: write it with json.dumps"
+            more = pythons if _AS_PYTHON_PRINTS.match(value) else ""
+            raise BadRow(reason, f"{where}: is not JSON: {_short(error)}{more}") from None
     check_json(value, where, reason)
     return value
 

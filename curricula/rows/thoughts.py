@@ -16,7 +16,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 _SWITCHES = ("enable_thinking", "thinking_enabled", "use_thinking", "think")
 """beside these, names of what turns thinking on where it is true"""
 _LIKE_A_THOUGHT = re.compile(
-    r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)"
+    r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)|tool_plan"
     r"|derivation",
     re.IGNORECASE,
 )
@@ -30,9 +30,7 @@ _ABOUT_A_THOUGHT = re.compile(
 def refuse_other_thoughts(row: Fields, where: str, reason: Reason, out: str) -> None:
     """Raises BadRow for a text, list or object under a name like one of a thought that was not
     read: the answer would be learned without it. `out`: what else can be done about it."""
-    for name in sorted(row.left):
-        if not _LIKE_A_THOUGHT.search(name) or _ABOUT_A_THOUGHT.search(name):
-            continue
+    for name in filter(is_like_a_thought, sorted(row.left)):
         if isinstance(row.values.get(name), str | list | dict):
             at = f"{where}: " if where else ""
             raise BadRow(
@@ -40,6 +38,10 @@ def refuse_other_thoughts(row: Fields, where: str, reason: Reason, out: str) -> 
                 f"{at}has `{name}`, which is not read and looks like a thought; call it"
                 f" `reasoning_content`, or {out}",
             )
+
+
+def is_like_a_thought(name: str) -> bool:
+    return bool(_LIKE_A_THOUGHT.search(name)) and not _ABOUT_A_THOUGHT.search(name)
 
 
 def read_switches(row: Fields) -> dict[str, bool]:
@@ -63,8 +65,8 @@ def _switch(name: str, value: Any) -> bool | None:
         name, value = next(iter(said.items())) if len(said) == 1 else ("", None)
     if name not in THOUGHTS and name not in _SWITCHES:
         return None
-    if value in ("on", "off"):
-        return value == "on"
+    if isinstance(value, str):  # also as a cell of CSV
+        return {"on": True, "true": True, "off": False, "false": False}.get(value.strip().lower())
     return value if isinstance(value, bool) else None
 
 

@@ -11,6 +11,7 @@ from engines.types import Tool, ToolCall
 from infra.data_files.tally import BadRow, Reason
 from infra.json_text import schema_fault, schema_without_nulls
 
+_SCHEMAS = ("parameters", "input_schema")
 _ARGUMENTS = ("parameters", "input", "args", "kwargs", "params")
 """other names for what is called with, of which none is read"""
 
@@ -45,7 +46,13 @@ def _tool(value: Any, where: str) -> Tool:
     function = _function(value)
     if function is None:
         raise BadRow(Reason.TOOLS, f"{where}: is no function with a name")
-    for name in ("parameters", "input_schema"):
+    kind = cast("dict[str, Any]", value).get("type")
+    if kind not in (None, "function") and function.keys().isdisjoint(_SCHEMAS):
+        raise BadRow(
+            Reason.TOOLS,
+            f"{where}: is of type {kind!r:.40}; what is read is a function with `parameters`",
+        )
+    for name in _SCHEMAS:
         if isinstance(function.get(name), str):
             function = function | {name: parsed(function[name], where, Reason.TOOLS)}
         if function.get(name) is not None and not isinstance(function[name], dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -95,6 +96,10 @@ def _fault(error: ValueError, text: bytes) -> str:
         said += "; its lines end with a carriage return alone: save the file with line feeds"
     elif text.lstrip().startswith((b"{'", b"[{'")):
         said += "; it is written as Python prints it: write it with json.dumps"
+    elif text.rstrip().endswith(b"},"):
+        said += "; a line ends with a comma: take it out, or name an array .json"
+    elif re.search(rb"[:,\[]\s*(?:True|False|None)\b", text):
+        said += "; True, False and None are Python's: write it with json.dumps"
     elif text[:1].isalpha():
         said += "; a table with a header is named .csv or .tsv"
     return said

@@ -154,6 +154,7 @@ def test_an_answer_that_was_cut_off_is_refused(name: str, value: Any, is_cut: bo
 def test_a_prompt_says_whether_a_thought_is_asked_for():
     assert prompt(QA).thinking is None
     assert prompt(QA | {"enable_thinking": False}).thinking is False
+    assert prompt(QA | {"enable_thinking": "True"}).thinking is True, "a cell of CSV is a text"
     found = prompt(QA | {"reasoning": "on", "chat_template_kwargs": {"enable_thinking": True}})
     assert (found.thinking, found.unread) == (True, frozenset())
     assert prompt(QA | {"thinking": "Add the tens."}).thinking is None, "a thought is no switch"

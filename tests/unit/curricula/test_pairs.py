@@ -41,8 +41,13 @@ def texts(found: Judged) -> list[str]:
             "chosen": "\n\nHuman: Hi\n\nAssistant: Hello!",
             "rejected": "\n\nHuman: Hi\n\nAssistant: No.",
         },
+        {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": "Hello!", "rejected": "No."},
+        {"input": "Hi", "chosen": "Hello!", "rejected": "No."},
     ],
-    ids=["texts", "messages", "repeated", "whole", "llama-factory", "openai", "anthropic"],
+    ids=[
+        *("texts", "messages", "repeated", "whole", "llama-factory", "openai", "anthropic"),
+        *("anthropic's prompt", "input"),
+    ],
 )
 def test_every_layout_says_the_same(row: dict[str, Any]):
     found = read(row)
@@ -105,6 +110,8 @@ def test_ranks_have_no_margins_and_equal_ones_make_no_pair():
     [
         ({"margin": 1.5}, {}, 1.5),
         ({"score_chosen": 9, "score_rejected": "4.0"}, {}, 5.0),
+        ({"chosen-rating": 4.5, "rejected-rating": 4}, {}, 0.5),
+        ({"rejected_score": 1, "chosen_score": 3}, {}, 2.0),
         ({"gap": 2}, {"margin": "gap"}, 2.0),
         ({"score_chosen": 7, "score_rejected": 7}, {}, 0.0),
     ],

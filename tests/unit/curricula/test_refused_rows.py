@@ -19,6 +19,7 @@ from infra.data_files.tally import BadRow
 pytestmark = pytest.mark.unit
 
 ASK, ANSWER = {"role": "user", "content": "12+30"}, {"role": "assistant", "content": "42"}
+QA = {"prompt": "12+30", "completion": "42"}
 SAID = (Message("user", "12+30"), Message("assistant", "42"))
 LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
 
@@ -57,8 +58,19 @@ def refusal(row: dict[str, Any], **columns: str) -> str:
             {"prompt": "12+30 ", "completion": [ASK, ANSWER]},
             "completion: begins with another question than the prompt",
         ),
+        (talk(ASK, ANSWER) | {"history": [["1+1", "2"]]}, "has `history`"),
+        (QA | {"chat_history": ["1+1", "2"]}, "has `chat_history`"),
+        (talk(ASK, ANSWER | {"content_weight": 0}), "has `content_weight`"),
+        (talk(ASK, ANSWER | {"tool_plan": "Add."}), "has `tool_plan`, .* looks like a thought"),
+        *[
+            (talk(ASK, ANSWER) | {name: value}, f"has `{name}` {str(value).lower()}, so its answer")
+            for name, value in {
+                "passed": False, "resolved": "false", "is_success": 0, "chosen": False,
+                "all_tests_passed": "No", "failed": True, "rejected": 1,
+            }.items()
+        ],
     ],
-)
+)  # fmt: skip
 def test_what_says_more_than_is_read_makes_a_bad_row(row: dict[str, Any], said: str):
     with pytest.raises(BadRow, match=said):
         sft(row)
@@ -67,6 +79,28 @@ def test_what_says_more_than_is_read_makes_a_bad_row(row: dict[str, Any], said: 
 def test_a_label_of_other_values_is_listed_and_a_repeated_question_counts_once():
     assert sft(talk(ASK, ANSWER) | {"label": "sums", "n": 1}).unread == {"label", "n"}
     assert sft({"prompt": "12+30", "completion": [ASK, ANSWER]}).messages == SAID
+    more = {"passed": True, "success": 1, "chosen": "42", "failed": 0, "resolved_at": False}
+    assert sft(QA | more).unread == set(more)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"thinking": "Add.", "signature": "x"}, ""),
+        ({"thinking": [{"type": "text", "text": "Add."}], "closed": True}, ""),
+        ({"text": "Add."}, "of type 'thinking' says nothing under `thinking`; it has type, text"),
+        ({}, "of type 'thinking' says nothing under `thinking`; it has type"),
+        ({"thinking": "Add.", "closed": False}, "has `closed` false: its thought is cut off"),
+        ({"thinking": "Add.", "summary": "A."}, "has `summary`, which is not read"),
+    ],
+)
+def test_a_thought_among_the_parts_is_read_whole_or_refused(part: dict[str, Any], said: str):
+    parts = [{"type": "thinking"} | part, {"type": "text", "text": "42"}]
+    row = talk(ASK, {"role": "assistant", "content": parts})
+    if said:
+        assert refusal(row) == f"messages[1]: a part {said}"
+    else:
+        assert sft(row).messages[1] == Message("assistant", "42", "Add.")
 
 
 def test_two_references_must_say_the_same():
@@ -274,6 +308,31 @@ def test_columns_beside_the_messages_count_as_before(more: dict[str, Any]):
         (
             talk(ASK, {"role": "assistant", "content": [{"type": "tool_use", "name": "look"}]}),
             "a part of type 'tool_use' is no text; calls are read from `tool_calls`",
+        ),
+        (
+            talk(ASK | {"content": '[{"type": "text", "text": "12+30"}]'}, ANSWER),
+            "messages[0]: its `content` is a list of parts as JSON text; write it as a list",
+        ),
+        (
+            talk(ASK, {"from": "gpt", "value": "42"}),
+            "[1]: has no `role`; it has from, value; the row's first message has it, and all of a",
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "12+30"}, ANSWER]},
+            "[1]: has no `from`; it has role, content; the row's first message has it",
+        ),
+        ({"body": talk(ASK, ANSWER)}, "`body.messages` looks like messages: name it in columns"),
+        (
+            {"question": "a", "answers": {"text": ["b"]}},
+            "name both, as `columns.prompt: question` and `columns.completion: answers`",
+        ),
+        (
+            talk(ASK, ANSWER, tools=[{"type": "custom", "name": "grep"}]),
+            "tools[0]: is of type 'custom'; what is read is a function with `parameters`",
+        ),
+        (
+            talk(ASK, ANSWER, tools="[{'name': 'look'}]"),
+            "it is written as Python prints it: write it with json.dumps",
         ),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, cast
 
@@ -61,6 +62,8 @@ def json_fault(value: Any) -> str:
         for key in value:
             if not isinstance(key, str):
                 return f"the key {key!r:.40} is no text"
+            if fault := json_fault(key):
+                return fault
         return next(filter(None, map(json_fault, value.values())), "")
     return f"a value of type {type(value).__name__} ({value!s:.40}) is no JSON; write it as text"
 
@@ -142,6 +145,26 @@ def numbers_of(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str
         else:
             numbers[str(name)] = number
     return numbers, others
+
+
+def is_no_answer(value: Any) -> bool:
+    """Whether nothing can be compared with it: null, NaN, a blank text, an empty object, a list of
+    nothing else; or a list with a blank text, as an empty reply would be right then."""
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return all(map(is_no_answer, items)) or any(
+            isinstance(x, str) and not x.strip() for x in items
+        )
+    return value is None or value == {} or value != value
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> str:
+    """What the last match of a pattern is, or its group 1 if it has one, without white space at its
+    ends. A match of nothing is none, as `.*` has one at every end. Empty where there is none."""
+    found = (match.group(min(1, pattern.groups)) or "" for match in pattern.finditer(text))
+    return next(filter(None, (each.strip() for each in reversed([*found]))), "")
 
 
 def value_text(value: str | float | bool | None) -> str:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, cast
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
-from infra.json_text import value_text
+from infra.json_text import last_match, value_text
+from infra.shown_text import normal_form
 from rewards.references import ANSWER, reference_of
 
 _NUMBER = re.compile(r"[+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?")
@@ -57,19 +58,16 @@ class Regex:
         self._ignore_case = ignore_case
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        found = list(self._pattern.finditer(transcript.answer))
+        found = last_match(self._pattern, transcript.answer)
         if not found:
             return Verdict(0.0, reason="nothing matches the pattern")
-        group = 1 if self._pattern.groups else 0
-        return _compared(transcript, found[-1].group(group) or "", self._ignore_case)
+        return _compared(transcript, found, self._ignore_case)
 
 
 def _compared(transcript: Transcript, said: str, ignore_case: bool) -> Verdict:
     """Raises InputError for a reference that no reply can be."""
     gold: Any = reference_of(transcript, (ANSWER,))[ANSWER]
     allowed: list[Any] = cast("list[Any]", gold) if isinstance(gold, list) else [gold]
-    if not allowed:
-        raise InputError(f"problem {transcript.problem.id} has an empty list of reference answers")
     if any(is_said(each, said, ignore_case) for each in allowed):
         return Verdict(1.0)
     wanted = " or ".join(repr(each) if isinstance(each, str) else _text(each) for each in allowed)
@@ -98,9 +96,22 @@ def is_said(value: Any, said: str, ignore_case: bool = False) -> bool:
     if isinstance(value, int | float):
         return _is_number(value, said.strip())
     try:
-        return value is not None and json.loads(said) == value
+        return value is not None and _is_same(json.loads(said), value)
     except (ValueError, RecursionError):
         return False
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Whether two values of JSON are equal; for Python true is 1."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, dict) and isinstance(second, dict):
+        first, second = cast("dict[str, Any]", first), cast("dict[str, Any]", second)
+        return first.keys() == second.keys() and all(_is_same(first[k], second[k]) for k in first)
+    if isinstance(first, list) and isinstance(second, list):
+        pairs = zip(cast("list[Any]", first), cast("list[Any]", second), strict=False)
+        return len(first) == len(second) and all(_is_same(a, b) for a, b in pairs)
+    return first == second
 
 
 def _is_number(value: float, said: str) -> bool:
@@ -118,5 +129,5 @@ def _text(value: Any) -> str:
 
 
 def _normalised(text: str, ignore_case: bool) -> str:
-    text = " ".join(text.split())
+    text = normal_form("NFC", " ".join(text.split()))  # é is one character, or two
     return text.casefold() if ignore_case else text

@@ -93,7 +93,8 @@ class Math:
 def _golds(value: Any) -> list[str]:
     """Raises InputError for what is no answer."""
     if isinstance(value, list):
-        return [gold for each in cast("list[Any]", value) for gold in _golds(each)]
+        given = [each for each in cast("list[Any]", value) if each is not None]
+        return [gold for each in given for gold in _golds(each)]
     if isinstance(value, dict) or value is None:
         raise InputError(f"the reference answer is {value!r}; it must be a number or a text")
     if isinstance(value, str) and _LISTED.match(value):

@@ -12,6 +12,7 @@ from typing import Any, cast
 from engines.types import Json, Transcript
 from infra.errors import InputError
 from infra.hooks import resolve
+from infra.json_text import is_no_answer
 from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN
 
 ANSWER = "answer"
@@ -31,9 +32,9 @@ def reference_fault(reference: Json, keys: Sequence[str]) -> str:
     """Which of the fields a reference lacks, in words; empty if none. `""` among the fields stands
     for a reference of any kind."""
     fields = _fields(reference)
-    if not any(_is_there(value) for value in fields.values()):
+    if all(_is_missing(name, value) for name, value in fields.items()):
         return "has no reference" if keys else ""
-    missing = [key for key in keys if key and not _is_there(fields.get(key))]
+    missing = [key for key in keys if key and _is_missing(key, fields.get(key))]
     if not missing:
         return ""
     given = ", ".join(map(repr, fields))
@@ -63,6 +64,8 @@ def _fields(reference: Json) -> dict[str, Any]:
     return cast("dict[str, Any]", reference) if isinstance(reference, dict) else {ANSWER: reference}
 
 
-def _is_there(value: object) -> bool:
+def _is_missing(name: str, value: object) -> bool:
     """Null and an empty text say nothing; NaN stands for null in columns of numbers."""
-    return value is not None and value != "" and value == value
+    if name == ANSWER:
+        return is_no_answer(value)
+    return value is None or value == "" or value != value

@@ -12,7 +12,7 @@ from curricula.rows.fields import Fields, is_empty
 from curricula.rows.texts import kind_of, parsed_object
 from engines.types import Json
 from infra.data_files.tally import BadRow, Reason
-from infra.json_text import value_text
+from infra.json_text import is_no_answer, last_match, value_text
 
 REFERENCES = (
     "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
@@ -25,7 +25,7 @@ _INSIDE = {"reward_model": "ground_truth"}
 """columns of objects that hold one (verl)"""
 _LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
 _LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
-_WORKED = re.compile(r"\n####[ \t]*([^\n]{0,80})\s*\Z")
+_WORKED = re.compile(r"\s####[ \t]*([^\n]{0,80})\s*\Z")
 """the end of a worked answer as GSM8K has it"""
 
 
@@ -50,21 +50,34 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
             raise BadRow(Reason.REFERENCE, fault)
         return Reference({}, "no reference")
     value, how = row.column(name), ""
-    if is_empty(value) or (isinstance(value, str) and not value.strip()):
-        raise BadRow(Reason.REFERENCE, f"{name}: is empty")
+    if is_no_answer(value):
+        what = "holds an empty answer" if isinstance(value, list) and value else "is empty"
+        raise BadRow(Reason.REFERENCE, f"{name}: {what}")
     if source.reference_pattern:
         value = _matched(value, source.reference_pattern, name)
     elif (worked := _without_work(value)) != value:
         value, how = worked, ", of which what follows #### counts (GSM8K)"
-    if isinstance(value, str) and not value.strip():  # what is left of it
-        after = source.reference_pattern or "####"
-        raise BadRow(Reason.REFERENCE, f"{name}: nothing follows {after} in it")
+    if value == "":  # what is left of it
+        raise BadRow(Reason.REFERENCE, f"{name}: nothing follows #### in it")
+    _refuse_written_object(value, name, source.needs)
     value = exact(value)
     made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
     has = f"{name}: is an object of {', '.join(made)}"
     if fault := _fault(row, made, source.needs, has):
         raise BadRow(Reason.REFERENCE, fault)
     return Reference(made, f"reference {name}{how}", _fault(row, made, [ANSWER], has))
+
+
+def _refuse_written_object(value: Any, name: str, needs: list[str]) -> None:
+    """Raises BadRow for an object as JSON text of which a field is the answer."""
+    held = parsed_object(value) if isinstance(value, str) and ANSWER in needs else None
+    inner = cast("dict[str, Any]", held) if isinstance(held, dict) else {}
+    if field := next((each for each in inner if _LOOKS_LIKE.search(each.lower())), ""):
+        raise BadRow(
+            Reason.REFERENCE,
+            f"{name}: is an object as JSON text; name the field that an answer is compared with,"
+            f" e.g. `columns.reference: {name}.{field}`",
+        )
 
 
 def _found(row: Fields) -> str:
@@ -107,7 +120,8 @@ def _refuse_two(row: Fields) -> None:
 
 def _fault(row: Fields, reference: Mapping[str, Json], needs: list[str], has: str) -> str:
     """Which field that rewards read the reference does not have, in words; empty for none."""
-    lacks = [name for name in needs if name and is_empty(reference.get(name))]
+    are_missing = {ANSWER: is_no_answer}
+    lacks = [n for n in needs if n and are_missing.get(n, is_empty)(reference.get(n))]
     if not lacks and (reference or not needs):
         return ""
     wanted = " and ".join(f"`{name}`" for name in lacks) or "one"
@@ -147,7 +161,7 @@ def exact(value: Any) -> Any:
 
 def _matched(value: Any, pattern: str, name: str) -> str:
     text = value_text(value) if isinstance(value, str | int | float) else str(value)
-    found = list(re.finditer(pattern, text))
+    found = last_match(re.compile(pattern), text)
     if not found:
         raise BadRow(Reason.REFERENCE, f"{name}: {text[-40:]!r} has no match of {pattern!r}")
-    return (found[-1].group(1) if found[-1].re.groups else found[-1].group()).strip()
+    return found

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
-from infra.json_text import json_fault
+from infra.json_text import json_fault, writable
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """what some programs begin UTF-8 with"""
@@ -102,8 +102,14 @@ class RowWithFaults(Mapping[str, Any]):
 
 def row_without_faults(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row, with what is no JSON in it set aside."""
-    faults = {name: fault for name, value in row.items() if (fault := json_fault(value))}
-    return row_of({name: value for name, value in row.items() if name not in faults}, faults)
+    columns: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    for name, value in row.items():
+        if fault := json_fault(name) or json_fault(value):
+            faults[writable(name)] = fault
+        else:
+            columns[name] = value
+    return row_of(columns, faults)
 
 
 def row_of(columns: Mapping[str, Any], faults: Mapping[str, str]) -> Mapping[str, Any]:

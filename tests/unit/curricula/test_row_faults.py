@@ -26,6 +26,7 @@ SAID = (Message("user", "12+30"), Message("assistant", "42"))
         ("images", [{"bytes": b"PNG", "path": "cat.png"}], "has `images`, which is not read"),
         ("loss_mask", [b"1"], "has `loss_mask`, which is not read"),
         ("functions", ["\ud83d"], "has `functions`, which is not read; if it holds tools"),
+        ("history", [[{"\ud83d": 1}]], "history: half an emoji is no text"),
         ("system", "Be brief \ud83d", "system: half an emoji is no text"),
         ("reasoning", "Add \ud83d", "reasoning: half an emoji is no text"),
         ("history", [["a", "\ud83d"]], "history: half an emoji is no text"),
@@ -39,9 +40,9 @@ def test_columns_that_count_are_refused_where_they_are_no_json(column: str, valu
 
 
 def test_columns_that_nothing_reads_are_named():
-    row = {"messages": [ASK, ANSWER], "day": date(2024, 1, 1), "image": math.nan}
+    row = {"messages": [ASK, ANSWER], "day": date(2024, 1, 1), "image": math.nan, "\ud83d": 1}
     read = read_row(row_without_faults(row), Columns(), "auto")
-    assert (read.messages, read.unread) == (SAID, {"day"})
+    assert (read.messages, read.unread) == (SAID, {"day", "?"}), "a terminal can show both"
 
 
 def test_a_column_that_the_recipe_names_is_read():

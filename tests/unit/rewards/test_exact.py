@@ -45,6 +45,10 @@ def transcript(reference: Json, said: str) -> Transcript:
         ("42.0", "42", 0),
         ("True", "true", 0),
         ("a  b", " a b\n", 1),
+        ("caf\u00e9", "cafe\u0301", 1),
+        ({"x": 1}, '{"x": true}', 0),
+        ({"x": [True, {"y": 1}]}, '{"x": [true, {"y": 1.0}]}', 1),
+        ([[True]], "[1]", 0),
     ],
 )
 async def test_values_are_compared_and_texts_letter_by_letter(reference, said, score):
@@ -64,9 +68,25 @@ async def test_case_may_be_ignored():
     assert (await build("exact", {"ignore_case": True})(transcript("True", "true"))).score == 1
 
 
-async def test_a_list_without_answers_is_no_reference():
-    with pytest.raises(InputError, match="problem rows/1 has an empty list of reference answers"):
-        await build("exact")(transcript([], "x"))
+@pytest.mark.parametrize("reference", [[], [None], ["42", ""], " ", [[]], {}])
+async def test_nothing_and_a_blank_answer_are_no_reference(reference: Json):
+    """An empty reply would be right."""
+    for reward in (build("exact"), build("regex", {"pattern": ".*"})):
+        with pytest.raises(InputError, match="problem rows/1 has no reference"):
+            await reward(transcript(reference, "42"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (".*", "So:\n42"),
+        (r"\d*", "It is 42."),
+        (r"(\d*)\.", "42.\nSo."),
+        ("Answer:(.*)", "Answer: 42\nAnswer: "),
+    ],
+)
+async def test_a_match_of_nothing_is_no_answer(pattern: str, said: str):
+    assert (await build("regex", {"pattern": pattern})(transcript("42", said))).score == 1
 
 
 async def test_an_agents_answer_is_compared_alike():

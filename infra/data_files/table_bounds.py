@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from infra.data_files.parquet_footer import ColumnChunk, Footer
 from infra.errors import InputError
 
 MOST_DECODED = 4 << 30
@@ -29,11 +30,11 @@ _AT_ONCE = 256 << 20
 """bytes that values of other encodings may take while they are counted"""
 
 
-def require_bounded(source: Any, metadata: Any, group: int, name: str) -> None:
-    """Raises InputError for a row group that would take more than `MOST_DECODED` bytes."""
-    said = metadata.row_group(group)
-    schema = [metadata.schema.column(at) for at in range(said.num_columns)]
-    columns = [said.column(at) for at in range(said.num_columns)]
+def require_bounded(source: Any, metadata: Any, group: int, footer: Footer, name: str) -> None:
+    """Raises InputError for a row group that would take more than `MOST_DECODED` bytes, and for one
+    that is not what the footer says."""
+    said, columns = metadata.row_group(group), footer.columns(group)
+    schema = [metadata.schema.column(at) for at in range(len(columns))]
     least = _NUMBER * said.num_rows + sum(map(_least_bytes, columns, schema))
     most = least + sum(map(_most_repeated, columns))
     repeated = [at for at, column in enumerate(columns) if _most_repeated(column)]
@@ -52,7 +53,7 @@ def require_bounded(source: Any, metadata: Any, group: int, name: str) -> None:
         )
 
 
-def _least_bytes(column: Any, schema: Any) -> int:
+def _least_bytes(column: ColumnChunk, schema: Any) -> int:
     width: int = _WIDTHS.get(column.physical_type) or schema.length
     is_text = column.physical_type == "BYTE_ARRAY"
     return column.num_values * (width + _LEVELS) + (
@@ -60,14 +61,14 @@ def _least_bytes(column: Any, schema: Any) -> int:
     )
 
 
-def _most_repeated(column: Any) -> int:
+def _most_repeated(column: ColumnChunk) -> int:
     """Bytes that repeated texts may take; none of them is longer than the whole column."""
     is_repeated = bool({_PREFIXES, *_DICTIONARY} & {*column.encodings})
     is_text = column.physical_type == "BYTE_ARRAY"
     return column.num_values * column.total_uncompressed_size if is_repeated and is_text else 0
 
 
-def _bytes_by_batch(source: Any, metadata: Any, group: int, column: Any) -> int:
+def _bytes_by_batch(source: Any, metadata: Any, group: int, column: ColumnChunk) -> int:
     """Of a column outside of lists, read a few rows at a time up to `MOST_DECODED`."""
     import pyarrow.parquet as pq
 

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from infra.data_files.parquet_footer import Footer
 from infra.data_files.rows import Chunk, Rows, require_names, row_of, without_nulls
 from infra.data_files.table_bounds import require_bounded, require_bounded_batch
 from infra.data_files.tally import BadRow, Reason
@@ -73,6 +74,7 @@ class ParquetFile:
         self._metadata = opened.metadata
         """parsed once: that of many row groups takes longer to read than one of them"""
         require_names(opened.schema_arrow.names, name)
+        self._footer = Footer(path, self._metadata, name)
 
     def chunks(self, number: int, size: int) -> Iterator[Chunk]:
         metadata, first = self._metadata, 1
@@ -85,9 +87,11 @@ class ParquetFile:
     def read(self, chunk: Chunk) -> Rows:
         import pyarrow.parquet as pq
 
-        require_bounded(self._path, self._metadata, chunk.start, self._name)
+        require_bounded(self._path, self._metadata, chunk.start, self._footer, self._name)
         with pq.ParquetFile(self._path, metadata=self._metadata) as file:
-            return TableRows(file.read_row_group(chunk.start), chunk.first_row)
+            rows = TableRows(file.read_row_group(chunk.start), chunk.first_row)
+        self._footer.require_rows(chunk.start, len(rows))
+        return rows
 
 
 class ArrowFile:
@@ -127,11 +131,12 @@ def first_parquet(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
 
     parquet = _parquet(opened, name)
     require_names(parquet.schema_arrow.names, name)
+    footer = Footer(opened, parquet.metadata, name)
     groups, num_rows = list[int](), 0
     for group in range(parquet.metadata.num_row_groups):
         if num_rows >= most:
             break
-        require_bounded(opened, parquet.metadata, group, name)
+        require_bounded(opened, parquet.metadata, group, footer, name)
         groups.append(group)
         num_rows += parquet.metadata.row_group(group).num_rows
     batches = list(islice(parquet.iter_batches(most, groups), 1))

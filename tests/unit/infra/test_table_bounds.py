@@ -81,6 +81,92 @@ def test_texts_that_repeat_and_fit_are_read(
         assert rows.row(7)["j"] == [7]
 
 
+def _number(value: int, width: int = 0) -> bytes:
+    """A number as Thrift writes it, in this many bytes or more."""
+    left, found = value * 2, bytearray()
+    while left > 127 or len(found) + 1 < width:
+        found.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*found, left])
+
+
+def _changed(file: Path, *changes: tuple[bytes, bytes, int]) -> None:
+    """Changes the footer: the n-th of some bytes into others, of the same length."""
+    data = file.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for old, new, place in changes:
+        assert len(old) == len(new)
+        at = start
+        for _ in range(place):
+            at = data.index(old, at) + 1
+        data = data[: at - 1] + new + data[at - 1 + len(old) :]
+    file.write_bytes(data)
+
+
+ROWS = b"\x16" + _number(77)
+"""of the file, then of two of the three columns, then of the row group"""
+FEWER = b"\x16" + _number(76)
+OPTIONAL, REQUIRED = b"\x25\x02\x18\x01q", b"\x25\x00\x18\x01q"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([(ROWS, FEWER, 1)], "its footer says 76 rows, and 77 of its row groups"),
+        ([(ROWS, FEWER, 4)], "its footer says 77 rows, and 76 of its row groups"),
+        (
+            [(ROWS, FEWER, 4), (ROWS, FEWER, 1)],
+            "column q of row group 1 holds 77 values, and the footer says 77 in 76 rows",
+        ),
+        ([(ROWS, FEWER, 2)], "column q of row group 1 holds 77 values, and the footer says 76"),
+        (
+            [(b"\x16" + _number(154), b"\x16" + _number(153), 1)],
+            "column t.list.element of row group 1 holds 154 values, and the footer says 153",
+        ),
+        ([(OPTIONAL, REQUIRED, 1)], "column q of row group 1: its statistics are those of ano"),
+        ([(b"\x18\x01n\x15", b"\x18\x01m\x15", 1)], "column n of row group 1: is called m there"),
+    ],
+)
+def test_a_footer_that_is_not_what_the_pages_hold_is_refused(
+    changes: list[tuple[bytes, bytes, int]], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.parquet"
+    rows = {"q": [str(n) for n in range(77)], "n": [*range(77)], "t": [["a", "b"]] * 77}
+    pq.write_table(pa.table(rows), file)
+    found = find_files([str(file)])
+    assert first_rows(found[0], 100)[0].row(76) == {"q": "76", "n": 76, "t": ["a", "b"]}
+    _changed(file, *changes)
+    for read in (lambda: first_rows(found[0], 100), lambda: _read(found, tmp_path)):
+        with pytest.raises(InputError, match=rf"a.parquet: {said}.*; the file is damaged: copy"):
+            read()
+
+
+def _read(found: Any, scratch: Path) -> None:
+    files = LocalFiles(found, scratch)
+    files.read(files.chunks[0])
+
+
+def test_sizes_are_those_of_the_pages_and_no_two_columns_share_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"q": [f"{n:0400}" for n in range(3000)]}), file, row_group_size=1500)
+    first, second = (pq.ParquetFile(file).metadata.row_group(n).column(0) for n in (0, 1))
+    size = _number(first.total_uncompressed_size)
+    original = file.read_bytes()
+    _changed(file, (size, _number(1, len(size)), 1))
+    monkeypatch.setattr(table_bounds, "MOST_DECODED", 600_000)
+    with pytest.raises(InputError, match=r"row group 1, of 1500 rows, may take more than"):
+        _read(find_files([str(file)]), tmp_path)
+
+    file.write_bytes(original)
+    pages = [(second.dictionary_page_offset, first.dictionary_page_offset)]
+    pages += [(second.data_page_offset, first.data_page_offset)]
+    _changed(file, *((_number(a), _number(b, len(_number(a))), 1) for a, b in pages))
+    with pytest.raises(InputError, match=r"a.parquet: two of its columns are the same pages"):
+        _read(find_files([str(file)]), tmp_path)
+
+
 @pytest.mark.parametrize("packed", ["zstd", "lz4"])
 def test_a_packed_batch_of_an_arrow_stream_is_measured_before_it_is_unpacked(
     packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

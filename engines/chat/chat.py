@@ -35,7 +35,10 @@ class Chat:
         added = folder.tokenizer.get_added_tokens_decoder()
         self._added = {token: known.content for token, known in added.items()}
         self._pieces = Pieces(folder.template)
-        self._plain_texts = PlainTexts(lambda messages: cut(self._pieces, messages, (), False))
+        self._plain_texts = PlainTexts(
+            lambda messages: cut(self._pieces, messages, (), False),
+            lambda: self._pieces.template.literals,
+        )
         form = self._pieces.call_form()
         self._parser = TurnParser(ThoughtForm(*self._pieces.thought_pads()), form)
         self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, can_call=form is not None)

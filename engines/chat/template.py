@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -59,6 +59,17 @@ class ChatTemplate:
         return str(self._variables.get("bos_token") or "")
 
     @property
+    def literals(self) -> Literals:
+        """Texts that stand in its expressions."""
+        tree = _environment(_Generation).parse(self.text)
+        asked = [
+            call for call in tree.find_all(nodes.Call)
+            if isinstance(call.node, nodes.Getattr) and call.node.attr in _AT_ENDS
+        ]  # fmt: skip
+        at_ends = [text for call in asked for text in _texts_in(call)]
+        return Literals(tuple(_texts_in(tree)), tuple(at_ends))
+
+    @property
     def end_text(self) -> str:
         """Text of the folder's `eos_token`; empty where it names none."""
         return str(self._variables.get("eos_token") or "")
@@ -105,6 +116,22 @@ class ChatTemplate:
             if "zqtool" in text and "zqvalue" in text and '\\"' not in text:
                 return self._callers
         return _Callers()
+
+
+class Literals(NamedTuple):
+    """Texts in a template's expressions."""
+
+    all: tuple[str, ...]
+    at_ends: tuple[str, ...]
+    """with which it asks whether a text begins or ends"""
+
+
+_AT_ENDS = ("startswith", "endswith")
+
+
+def _texts_in(tree: nodes.Node) -> list[str]:
+    found = [constant.value for constant in tree.find_all(nodes.Const)]
+    return [value for value in found if isinstance(value, str)]
 
 
 def _reason(error: Exception) -> str:

@@ -214,6 +214,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "watchdog_timeout": (0.001, math.inf),
 }
 """least and largest number; of all others 1 is the least"""
+_LEVELS = ("debug", "info", "warning", "error", "critical")
 _OF_TEXTS = ("log_requests_target",)
 """lists of texts; all others are of whole numbers"""
 _KINDS: dict[Any, str] = {
@@ -243,6 +244,7 @@ def check_options(options: Mapping[str, Any], *, is_role: bool = False) -> None:
                 f"fleet.sglang.{name} cannot be used: {why_refused(name)}; leave it out"
             )
         _check_numbers(f"fleet.sglang.{name}", name, options[name])
+        _check_text(f"fleet.sglang.{name}", name, options[name])
 
 
 def _check_numbers(where: str, name: str, value: Any) -> None:
@@ -256,9 +258,33 @@ def _check_numbers(where: str, name: str, value: Any) -> None:
     numbers: list[Any] = [value] if listed is None else listed
     for each in numbers:
         is_number = isinstance(each, int | float) and not isinstance(each, bool)
-        if is_number and not low <= each <= high:
+        if is_number and not (low <= each <= high and math.isfinite(each)):
             allowed = f"from {low} to {high}" if high < math.inf else f"of {low} or more"
             raise InputError(f"{where} is {value!r}; write a number {allowed}, or leave it out")
+
+
+def _check_text(where: str, name: str, value: Any) -> None:
+    """Raise InputError for a text at which a server ends when it starts."""
+    if not isinstance(value, str):
+        return
+    if name in ("log_level", "log_level_http") and value not in _LEVELS:
+        raise InputError(
+            f"{where} is {value!r}; write one of {', '.join(_LEVELS)}, or leave it out"
+        )
+    if name == "model_loader_extra_config" and not _is_object(value):
+        raise InputError(
+            f"{where} is {value!r}; write a JSON object as text, e.g."
+            " '{\"enable_multithread_load\": true}', or leave it out"
+        )
+    if not value.strip():
+        raise InputError(f"{where} is empty; write a text, or leave it out")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def check_known(options: Mapping[str, Any]) -> None:

@@ -135,8 +135,8 @@ class RewardSpec(HookSpec):
 class RewardTerm(RewardSpec):
     """One weighted reward of a domain's rubric."""
 
-    weight: float = 1.0
-    """factor in the training reward; may be negative"""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    """factor in the training reward; may be negative, but for an outcome"""
     outcome: bool = False
     """whether its score is the domain's outcome (exactly one term is)"""
     group: Annotated[bool, RESULT_NEUTRAL] = False
@@ -148,6 +148,15 @@ class RewardTerm(RewardSpec):
     left out: all"""
     only_right: bool = Field(default=False, exclude_if=lambda only_right: not only_right)
     """whether it counts only where the outcome is 1, as a penalty for length should"""
+
+    @model_validator(mode="after")
+    def _learns_what_is_right(self) -> Self:
+        if self.outcome and self.weight < 0:
+            raise ValueError(
+                f"weight: is {self.weight:g}, and an outcome of 1 is a right answer, which would be"
+                " unlearned; write 0 or more"
+            )
+        return self
 
     @model_validator(mode="after")
     def _judges_some_rollouts_only(self) -> Self:

@@ -21,7 +21,7 @@ class Bounds(Config):
     """if the mean outcome of three steps in a row reaches this, the stage ends as solved"""
     min_outcome: float = Field(default=0.0, ge=0, le=1)
     """if the mean outcome of five steps falls below this, the run stops (collapse)"""
-    max_entropy: float | None = None
+    max_entropy: float | None = Field(default=None, allow_inf_nan=False)
     """if the mean entropy of five steps (nats per token) is above this, the run stops (collapse)"""
     max_failed_share: float = Field(default=0.2, ge=0, le=1)
     """if the share of failed samples in a step is above this, or that of failed verdicts since the

@@ -102,6 +102,8 @@ def test_scientific_notation_is_a_number() -> None:
             "sft.data.0.columns.message: unknown field; did you mean `messages`?",
         ),
         ("experts.agent.path.rl.algorithm.preset=GRPO", "got 'GRPO'; did you mean `grpo`"),
+        ("experts.agent.domain.rewards.0.weight=.nan", "weight: input should be a finite number"),
+        ("experts.agent.domain.rewards.0.weight=-1", "weight: is -1, and an outcome of 1 is a"),
         ("seed=abc", "seed: input should be a valid integer"),
         (
             "experts.agent.path.sft.steps=0",

@@ -107,10 +107,7 @@ def test_messages_are_a_prompt_up_to_the_last_question():
         ({"prompt": "x", "answer": ""}, {"columns": {"reference": "answer"}}, "answer: is empty"),
         ({"prompt": "x", "answer": "42"}, {"reference_pattern": "####"}, "has no match of '####'"),
         ({"prompt": "x", "a": float("nan")}, {"columns": {"reference": "a"}}, "a: is empty"),
-        *[
-            ({"prompt": "x", "answer": each}, {}, "answer: holds an empty answer")
-            for each in ([None], ["42", " "], [[]])
-        ],
+        ({"prompt": "x", "answer": ["42", " "]}, {}, "answer: holds an empty answer"),
         ({"prompt": "x", "answer": {"answer": " "}}, {"needs": ["answer"]}, "the rewards read"),
         ({"prompt": "x", "label": '{"gt": 1, "truth": 2}'}, {"needs": ["answer"]}, r"label\.gt`"),
         (

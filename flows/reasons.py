@@ -14,7 +14,8 @@ from flows.checks.hook_checks import own_files
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import runs_of, store_of, warn_once
-from infra.code.identity import CodeIdentity, LookedUp
+from infra.code.identity import CodeIdentity, LookedUp, looked_up_in
+from infra.code.kept_definitions import keep_definitions
 from infra.errors import CorruptArtifact, DamagedRecord
 from infra.home import SOURCE_ROOT, home
 from infra.store.artifacts import ArtifactStore
@@ -34,13 +35,14 @@ def planned_identities(
     """By stage name. `taken_as` says which result counts for a stage, if it is another's. Raises
     InputError as `stage_identity` does."""
     found: dict[str, StageIdentity] = {}
-    looked_up = looked_up or LookedUp()
+    looked_up = looked_up or looked_up_in(root)
     digests: dict[str, str] = {}
     for stage in plan:
         inputs = {role: digests[source] for role, source in stage.inputs.items()}
         identity = stage_identity(stage.spec, inputs, user, root=root, looked_up=looked_up)
         found[stage.name] = taken_as(stage, identity) if taken_as else identity
         digests[stage.name] = found[stage.name].digest
+    keep_definitions()
     return found
 
 

@@ -295,6 +295,15 @@ class _Reading:
         )  # fmt: skip
 
     def read(self, node: ast.AST, *, in_class: bool = False) -> None:
+        if isinstance(node, ast.Name):
+            self.names.add(node.id)
+            self.text += ("(Name", repr(node.id), ")")
+            return
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+                self.strings.add(node.value)
+            self.text += ("(Constant", repr(node.value), ")")
+            return
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
                 return
@@ -316,10 +325,6 @@ class _Reading:
                 return
             case ast.Attribute(attr=name):
                 self.attributes.add(name)
-            case ast.Name(id=name):
-                self.names.add(name)
-            case ast.Constant(value=str() as text) if _DOTTED.fullmatch(text):
-                self.strings.add(text)
             case _:
                 pass
         self.text.append(f"({type(node).__name__}")

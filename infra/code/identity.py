@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +49,30 @@ class LookedUp:
     """of a module; None where there is none"""
     found: dict[tuple[str, bool], list[Unit]] = field(default_factory=dict)
     """what a dotted name leads to"""
+    identities: dict[tuple[tuple[str, ...], ...], CodeIdentity] = field(default_factory=dict)
+    """by parts and settings, where all of them are ours"""
+
+
+_OF_OURS: list[tuple[object, LookedUp]] = []
+"""the state of our files, and what was found out in it"""
+
+
+def looked_up_in(root: Path) -> LookedUp:
+    """What is known of the code there: of our own all that this process found out, until a file
+    changes."""
+    if root != SOURCE_ROOT:
+        return LookedUp()
+    files = (
+        f"{folder}/{name}"
+        for package in sorted(PACKAGES)
+        for folder, _, names in os.walk(root / package)
+        for name in names
+        if name.endswith(".py") and name[0] != "."
+    )
+    state = [(file, (at := os.stat(file)).st_mtime_ns, at.st_size) for file in files]
+    if not _OF_OURS or _OF_OURS[0][0] != state:
+        _OF_OURS[:] = [(state, LookedUp())]
+    return _OF_OURS[0][1]
 
 
 class CodeIdentity(Config):
@@ -93,8 +117,12 @@ def code_identity(
     whole. `hooks` is the folder of the user's installed files; `data` counts where one of them, or
     another module of the user's, is imported. Raises InputError for a file that is not Python.
     """
+    known = looked_up_in(root) if looked_up is None else looked_up
+    asked = tuple(parts), tuple(settings)
+    if asked in known.identities:
+        return known.identities[asked]
     load_kept_definitions()
-    found = _Closure(root, hooks, LookedUp() if looked_up is None else looked_up)
+    found = _Closure(root, hooks, known)
     for part in parts:
         found.reach(part.removesuffix(":").replace(":", "."))
     for name in settings:
@@ -103,18 +131,16 @@ def code_identity(
     files = found.files()
     declared = dict(data or {}) if found.users or found.installed else {}
     users = {name: _user_digest(file) for name, file in sorted(found.users.items())}
-    keep_definitions()
+    if looked_up is None:  # who shares it keeps them once
+        keep_definitions()
     content = {"code": files, "hooks": users, "installed": found.installed, "data": declared}
-    return CodeIdentity(
+    identity = CodeIdentity(
         hash=digest_of(content), files=files, hooks=users, installed=dict(found.installed),
         data=declared, version=importlib.metadata.version("tributary"),
     )  # fmt: skip
-
-
-def with_commit(identity: CodeIdentity) -> CodeIdentity:
-    """The same, with what git says of it, which takes a moment."""
-    commit, dirty = _git_state(SOURCE_ROOT, list(identity.files))
-    return identity.model_copy(update={"commit": commit, "dirty": dirty})
+    if all(re.split("[.:]", name)[0] in PACKAGES for name in (*parts, *settings)):
+        known.identities[asked] = identity
+    return identity
 
 
 @dataclass(slots=True)
@@ -368,20 +394,3 @@ def _version_of(top: str) -> tuple[str, str] | None:
 @cache
 def _distributions() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
-
-
-def _git_state(root: Path, files: Sequence[str]) -> tuple[str, bool]:
-    """Commit of the checkout and whether one of the files differs from it."""
-    if not (root / ".git").exists():
-        return "", False
-    try:
-        commit = _git(root, "rev-parse", "HEAD").strip()
-        return commit, bool(_git(root, "status", "--porcelain", "--", *files).strip())
-    except (OSError, subprocess.SubprocessError):
-        return "", False
-
-
-def _git(root: Path, *arguments: str) -> str:
-    # Without the lock option `status` may rewrite the index under another git command's feet.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout

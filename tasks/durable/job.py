@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from infra.access import listening_host, reachable
-from infra.code.identity import with_commit
+from infra.code.commit import with_commit
 from infra.code.undeclared_reads import watch_reads
 from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
 from infra.home import home

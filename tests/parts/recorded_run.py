@@ -10,13 +10,13 @@ from typing import Any
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.records.gallery import Gallery
 from engines.types import Message, Problem, Sample, Status
-from flows.load import load_recipe
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, StageRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from tasks.durable.claims import Claims, Owner
 from tests.parts.rollout_parts import CharChat, ids
+from tests.parts.run_records import smoke
 from tests.parts.sample_parts import sample_of
 
 SCORES = {
@@ -35,8 +35,7 @@ class RecordedRun:
 
     @classmethod
     def of(cls, scratch: Path, name: str = "") -> RecordedRun:
-        recipe = load_recipe("cpu-smoke")
-        return cls(new_run(recipe, "post-train", {}, name=name, in_process=True), scratch)
+        return cls(new_run(smoke(), "post-train", {}, name=name, in_process=True), scratch)
 
     @property
     def run(self) -> str:

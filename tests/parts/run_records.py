@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from flows.load import load_recipe
+from flows.recipe import Recipe, Storage
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord, store_of
 from infra.home import home
@@ -13,7 +15,13 @@ from infra.store.artifacts import ArtifactRecord, ArtifactStore
 
 def artifact_store() -> ArtifactStore:
     """The default store of this home."""
-    return ArtifactStore(store_of(load_recipe("cpu-smoke").storage), home() / "cache")
+    return ArtifactStore(store_of(Storage()), home() / "cache")
+
+
+@cache
+def smoke() -> Recipe:
+    """The recipe of these runs, read once."""
+    return load_recipe("cpu-smoke")
 
 
 def put_artifact(
@@ -29,7 +37,7 @@ def put_artifact(
 
 def put_run(stages: dict[str, tuple[str, str]], state: str = "completed") -> RunRecord:
     """A run of `cpu-smoke` with these stages, each a kind and a digest."""
-    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
+    record = new_run(smoke(), "post-train", {}, in_process=True)
     record.put_state(RunState.model_validate({"state": state}))
     for name, (kind, digest) in stages.items():
         record.put_stage(StageRecord(name=name, kind=kind, digest=digest, state="completed"))

@@ -271,10 +271,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
         _all(_sharded, _gone("model.safetensors.index.json")),
         "model.safetensors.index.json: is missing",
     ),
-    "no map": (
-        _all(_sharded, _text("model.safetensors.index.json", "{}")),
-        "has no `weight_map`",
-    ),
+    "no map": (_all(_sharded, _text("model.safetensors.index.json", "{}")), "no `weight_map`"),
 }  # fmt: skip
 
 
@@ -303,7 +300,11 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 
 def _recipe(folder: Path | str) -> Recipe:
-    return load_recipe("cpu-smoke", [f"base={{folder: '{folder}'}}"])
+    """With one expert, as each case renders what its domain asks."""
+    domain = "{curriculum: {name: reasoning}, rewards: [{name: math, outcome: true}]}"
+    expert = f"{{domain: {domain}, path: [{{sft: {{steps: 9, optimizer: {{lr: 1e-3}}}}}}]}}"
+    changes = [f"experts={{sums: {expert}}}", "unified=null", "resources.stages={}"]
+    return load_recipe("cpu-smoke", [f"base={{folder: '{folder}'}}", *changes])
 
 
 def _refusal(folder: Path | str) -> str:

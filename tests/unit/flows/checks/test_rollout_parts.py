@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from flows.checks.recipe_checks import check_recipe
-from flows.checks.trial.bounded_steps import Blind
-from flows.checks.trial.request import Findings, TrialRequest
-from flows.checks.trial.tried_parts import try_parts
 from flows.command.declared import models as cli
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -18,6 +15,7 @@ from flows.reasons import planned_identities
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
 from tasks.rl.spec import RlSettings
+from tests.parts.recipe_parts import try_here
 
 pytestmark = pytest.mark.unit
 
@@ -41,12 +39,6 @@ class Filter:
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-
-
-def _here(request: TrialRequest) -> Findings:
-    """In this process: its own costs seconds."""
-    install_hooks(read_hooks(request.hooks, request.data))
-    return try_parts(request, Blind())
 
 
 def _check(*changes: str, recipe: str = "cpu-smoke") -> None:
@@ -81,7 +73,7 @@ def _check(*changes: str, recipe: str = "cpu-smoke") -> None:
 def test_a_part_that_cannot_be_used_is_refused_before_the_run(
     changes: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.checks.trial.findings.try_apart", _here)
+    monkeypatch.setattr("flows.checks.trial.findings.try_apart", try_here)
     (tmp_path / "mine.py").write_text(SOURCE)
     hooks = f"hooks=[{tmp_path / 'mine.py'}]"
     with pytest.raises(InputError, match=f"stage unified-rl: .*{said}"):
@@ -101,7 +93,7 @@ def test_ours_are_accepted() -> None:
     ["best_of_n", "fan_out", "group_filter", "replay_buffer", "data_source", "group_reward"],
 )
 def test_the_examples_are_accepted(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.checks.trial.findings.try_apart", _here)
+    monkeypatch.setattr("flows.checks.trial.findings.try_apart", try_here)
     _check(recipe=str(EXAMPLES / example / "recipe.yaml"))
 
 

@@ -11,6 +11,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
+from tests.parts.recipe_parts import try_here
 
 pytestmark = pytest.mark.unit
 
@@ -50,8 +51,9 @@ def test_fewer_turns_than_some_demonstrations_take_are_a_caution() -> None:
 
 @pytest.mark.parametrize(("advantage", "is_refused"), [("group", True), ("gigpo", False)])
 def test_rewards_of_turns_that_no_advantage_looks_at_are_refused(
-    tmp_path: Path, advantage: str, is_refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advantage: str, is_refused: bool
 ) -> None:
+    monkeypatch.setattr("flows.checks.trial.findings.try_apart", try_here)
     (tmp_path / "by_turns.py").write_text(REWARD)
     recipe = load_recipe(
         "cpu-smoke",

@@ -35,8 +35,8 @@ class PromptColumns(Config):
     id: str = ""
     """a text or a number that no other row of the source has; empty: the prompt's checksum"""
     system: str = ""
-    """text of a system message that comes first; empty: `system` or `system_prompt`, where a row
-    has it"""
+    """text of a system message that comes first; empty: `system`, `system_prompt` or
+    `system_message`, where a row has it"""
     tools: str = ""
     """a list of functions; empty: `tools`, where a row has it"""
     solution: str = ""

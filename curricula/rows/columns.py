@@ -18,13 +18,15 @@ class Columns(Config):
     """empty: `messages` (OpenAI), `conversations` or `conversation` (ShareGPT)"""
     prompt: str = ""
     """of rows without messages, what is asked: a text, or the messages before the answer; empty:
-    `instruction` with `input` or `context`, `prompt`, `question`, `problem`, `query`, `input`"""
+    `instruction` with `input` or `context`, `prompt`, `question`, `problem`, `query`, `input`,
+    `inputs`"""
     completion: str = ""
-    """of such rows, the answer; empty: `output`, `completion`, `response`, `answer`, `solution`"""
+    """of such rows, the answer; empty: the first that a layout has of `output`, `completion`,
+    `response`, `answer`, `answers`, `solution`, `target`, `targets`, `outputs`"""
     tools: str = ""
     """empty: `tools`, where a row has it"""
     system: str = ""
-    """text of a system message that comes first; empty: `system` or `system_prompt`, where a row
-    has it"""
+    """text of a system message that comes first; empty: `system`, `system_prompt` or
+    `system_message`, where a row has it"""
     weight: str = ""
     """factor of the row's loss, at least 0; empty: `weight`, where a row has it, or 1"""

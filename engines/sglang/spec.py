@@ -59,7 +59,7 @@ class FleetSpec(Config):
     beginning in its cache; spread: each request goes to the server with the fewest of them"""
     max_turns_per_server: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
     """most turns under way at once, for each server; others wait in the stage until a place is
-    free; None: 4,096, or as many as SGLang is told to run at once"""
+    free; None: 4,096, or more where SGLang is told to run more at once"""
 
     @property
     def most_turns(self) -> int:

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat
 from engines.algorithms.inputs import sequence_lengths
 from engines.algorithms.parts import Fraction, Need, Part, PartWithCode, Share, with_settings
 from engines.algorithms.statistics import (
+    best_and_worst,
     deviations,
     discounted_returns,
     gae,
@@ -254,6 +255,20 @@ def _estimates(
     return advantages_S[is_token_S], values_S[is_token_S]
 
 
+class PairsAdvantage(PartWithCode):
+    """1 of a group's best rollout, -1 of its worst: what a preference loss compares."""
+
+    code: ClassVar[str] = "engines.algorithms.advantages:pair_advantages"
+    needs: ClassVar[tuple[Need, ...]] = ("spread",)
+    kind: Literal["pairs"]
+    whiten: ClassVar[bool] = False
+
+
+def pair_advantages(tokens: StepTokens) -> Tensor:
+    """Which rollout of its group is the better one of a pair, and which the worse one."""
+    return of_rollouts(tokens, best_and_worst)
+
+
 class DistillationAdvantage(PartWithCode):
     """Teacher's - student's logprob of each sampled token; rewards are not used."""
 
@@ -329,6 +344,7 @@ Advantage = Annotated[
     | ReinforcePlusPlusAdvantage
     | ReinforcePlusPlusBaselineAdvantage
     | GaeAdvantage
+    | PairsAdvantage
     | DistillationAdvantage
     | CustomAdvantage,
     Field(discriminator="kind"),

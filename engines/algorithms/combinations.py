@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from engines.algorithms.advantages import (
     DistillationAdvantage,
     GroupAdvantage,
+    PairsAdvantage,
     ReinforcePlusPlusAdvantage,
 )
+from engines.algorithms.aggregation import RolloutMean
 from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.losses import DisLoss, GspoLoss, ReinforceLoss
 from engines.algorithms.penalties import Kl
@@ -23,6 +25,7 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
     yield from _teachers(algorithm, has_teachers)
     yield from _group(algorithm, group_size)
     yield from _advantage(algorithm)
+    yield from _pairs(algorithm)
     yield from _old_logprobs(algorithm)
     yield from _terms(algorithm)
 
@@ -90,6 +93,37 @@ def _advantage(algorithm: Algorithm) -> Iterator[str]:
         )
     if isinstance(advantage, DistillationAdvantage) and algorithm.overlong is not None:
         yield "overlong: distillation uses no reward, so a penalty has no effect; leave it out"
+
+
+def _pairs(algorithm: Algorithm) -> Iterator[str]:
+    loss, names_pairs = algorithm.loss.kind, isinstance(algorithm.advantage, PairsAdvantage)
+    if algorithm.compares_pairs and names_pairs:
+        yield from _beside_pairs(algorithm, loss)
+    elif algorithm.compares_pairs:
+        yield (
+            f"loss: {loss} compares the best rollout of a group with its worst; write `advantage:"
+            " pairs` beside it, or start from `preset: online-dpo`"
+        )
+    elif names_pairs:
+        yield (
+            f"advantage: pairs says which rollouts of a group are compared, and the loss {loss}"
+            " compares none; write `loss: dpo` or `loss: ipo` beside it"
+        )
+
+
+def _beside_pairs(algorithm: Algorithm, loss: str) -> Iterator[str]:
+    """What a loss of pairs does not read."""
+    if not isinstance(algorithm.aggregation, RolloutMean):
+        yield (
+            f"aggregation: {loss} has one loss for both rollouts of a pair, and only `rollout_mean`"
+            " makes the mean over pairs of it; write `aggregation: rollout_mean`"
+        )
+    if algorithm.correction.weight is not None or algorithm.correction.reject:
+        yield f"correction: {loss} compares whole rollouts and weighs no token; leave it out"
+    if algorithm.old_logprobs == "trainer":
+        yield f"old_logprobs: {loss} has no ratio to an old policy; leave it out"
+    if algorithm.kl.coef:
+        yield f"kl: {loss} keeps to the reference by itself; raise `loss.beta`, and leave `kl` out"
 
 
 def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:

@@ -143,6 +143,10 @@ class LossInputs:
     """ranks that have the other tokens of the same sequences"""
     teacher: ComparedTokens | None = None
     """for the loss `divergence`"""
+    reference_R: Tensor | None = None
+    """under the model that the stage started from, if the loss reads it"""
+    pair_B: Tensor | None = None
+    """long; for a loss of pairs: pair of each sequence, counted from 0"""
 
     @property
     def log_ratio_R(self) -> Tensor:

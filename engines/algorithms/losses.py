@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
@@ -15,6 +16,7 @@ from pydantic import Field, PositiveFloat
 from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.inputs import LossInputs, PolicyLoss
 from engines.algorithms.parts import Part, PartWithCode, Share, with_settings
+from engines.algorithms.preference_losses import Answers, Compared, Dpo, Ipo, dpo_loss, ipo_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,6 +158,68 @@ def reinforce_loss(tokens: LossInputs) -> PolicyLoss:
     return PolicyLoss(-tokens.advantages_R * tokens.logprobs_R, never_R)
 
 
+class PairDpoLoss(Dpo, PartWithCode):
+    """DPO on the rollouts that the advantage `pairs` compares: online DPO (arXiv 2402.04792)."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:pair_dpo_loss"
+    kind: Literal["dpo"]
+
+
+def pair_dpo_loss(tokens: LossInputs, **settings: Any) -> PolicyLoss:
+    """The loss `dpo` of its pair at each token.
+
+    Example: log ratios 2 and -1 of the two rollouts, beta 0.1 -> 0.55436 at every token of both.
+    """
+    return _of_pairs(tokens, partial(dpo_loss, **settings))
+
+
+class PairIpoLoss(Ipo, PartWithCode):
+    """IPO on the rollouts that the advantage `pairs` compares."""
+
+    code: ClassVar[str] = "engines.algorithms.losses:pair_ipo_loss"
+    kind: Literal["ipo"]
+
+
+def pair_ipo_loss(tokens: LossInputs, **settings: Any) -> PolicyLoss:
+    """The loss `ipo` of its pair at each token."""
+    return _of_pairs(tokens, partial(ipo_loss, **settings))
+
+
+def _of_pairs(tokens: LossInputs, loss: Callable[[Answers], Compared]) -> PolicyLoss:
+    """[R] the loss of each token's pair. So the mean over rollouts of each one's mean over its
+    tokens is the mean over pairs, however ranks share the tokens. A rollout with several samples
+    is one answer."""
+    import torch
+
+    from engines.algorithms.sequence_sums import sequence_sums
+
+    if tokens.pair_B is None:
+        raise ValueError("a loss of pairs needs the pair of each sequence")
+    pair_R = tokens.pair_B[tokens.segment_R]
+    is_worse_R = tokens.advantages_R < 0
+    num_answers = 2 * (int(tokens.pair_B.max()) + 1)
+    answer_R = 2 * pair_R + is_worse_R
+
+    def summed(values_R: Tensor) -> Tensor:
+        return sequence_sums(values_R.double(), answer_R, num_answers, group=tokens.cp_group)
+
+    logprobs_A = summed(tokens.logprobs_R)
+    reference_R = tokens.reference_R
+    compared = loss(
+        Answers(
+            logprobs_A,
+            torch.zeros_like(logprobs_A) if reference_R is None else summed(reference_R),
+            summed(torch.ones_like(tokens.logprobs_R)),
+            torch.arange(num_answers).to(pair_R) % 2 == 0,
+        )
+    )
+    loss_R = compared.losses_P[pair_R].to(tokens.logprobs_R)
+    return PolicyLoss(loss_R, torch.zeros_like(is_worse_R))
+
+
+PairLoss = PairDpoLoss | PairIpoLoss
+
+
 class CustomLoss(Part):
     """Your own `def loss(tokens: LossInputs, **options) -> PolicyLoss` (a loss of each token)."""
 
@@ -170,7 +234,15 @@ class CustomLoss(Part):
 
 
 Loss = Annotated[
-    ClipLoss | GspoLoss | CispoLoss | DisLoss | ReinforceLoss | DivergenceLoss | CustomLoss,
+    ClipLoss
+    | GspoLoss
+    | CispoLoss
+    | DisLoss
+    | ReinforceLoss
+    | DivergenceLoss
+    | PairDpoLoss
+    | PairIpoLoss
+    | CustomLoss,
     Field(discriminator="kind"),
 ]
 

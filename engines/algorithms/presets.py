@@ -21,6 +21,7 @@ Preset = Literal[
     "dis",
     "sao",
     "opd",
+    "online-dpo",
 ]
 
 _SYMMETRIC = {"kind": "clip", "clip_high": 0.2}
@@ -60,6 +61,11 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "correction": _ICEPOP,
         "aggregation": {"kind": "sequence_mean"},
         "old_logprobs": "trainer",
+    },
+    "online-dpo": {
+        "advantage": {"kind": "pairs"},
+        "loss": {"kind": "dpo"},
+        "aggregation": {"kind": "rollout_mean"},
     },
 }
 

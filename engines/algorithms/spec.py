@@ -12,9 +12,10 @@ from engines.algorithms.advantages import Advantage, GroupAdvantage
 from engines.algorithms.aggregation import Aggregation, TokenMean
 from engines.algorithms.corrections import Correction, Opsm
 from engines.algorithms.divergences import DivergenceLoss
-from engines.algorithms.losses import ClipLoss, Loss
+from engines.algorithms.losses import ClipLoss, Loss, PairLoss
 from engines.algorithms.parts import Need, nullable
 from engines.algorithms.penalties import Kl, Overlong
+from engines.algorithms.preference_losses import has_reference
 from engines.algorithms.presets import Preset, composed
 from infra.config import Config
 
@@ -65,7 +66,19 @@ class Algorithm(Config):
     def needs(self) -> frozenset[Need]:
         """What its parts cannot do without. The plan, the checks, the producer and the trainer ask
         this, and not which estimator it is."""
-        return frozenset((*self.advantage.needs, *self.kl.needs))
+        of_loss: tuple[Need, ...] = ("reference",) if self.loss_reads_reference else ()
+        return frozenset((*self.advantage.needs, *of_loss, *self.kl.needs))
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether its loss compares two rollouts of each group, and leaves the others out."""
+        return isinstance(self.loss, PairLoss)
+
+    @property
+    def loss_reads_reference(self) -> bool:
+        """Whether the loss is given the reference's logprobs, for its pairs or its KL term."""
+        of_pairs = isinstance(self.loss, PairLoss) and has_reference(self.loss)
+        return of_pairs or (self.kl.coef > 0 and self.kl.place == "loss")
 
     @property
     def compared_tokens(self) -> int | Literal["all"] | None:

@@ -81,6 +81,28 @@ def deviations(rewards_N: Tensor, group_N: Tensor) -> Tensor:
     return torch.where((highest == lowest)[group_N], torch.zeros_like(centred), centred)
 
 
+def best_and_worst(rewards_N: Tensor, group_N: Tensor) -> Tensor:
+    """[N] 1 where a reward is its group's largest, -1 where it is the smallest, 0 elsewhere.
+
+    Of equal rewards the first one counts, so a group of equal rewards has neither.
+    Example: rewards 0, 1, 0.5, 1, 0 of one group -> -1, 1, 0, 0, 0.
+    """
+    return _is_first_of_largest(rewards_N, group_N) - _is_first_of_largest(-rewards_N, group_N)
+
+
+def _is_first_of_largest(values_N: Tensor, group_N: Tensor) -> Tensor:
+    """[N] 1 for one value of each group, 0 for the others."""
+    import torch
+
+    num, num_groups = len(values_N), _num_groups(group_N)
+    largest = values_N.new_zeros(num_groups).scatter_reduce(
+        0, group_N, values_N, "amax", include_self=False
+    )
+    place_N = torch.where(values_N == largest[group_N], torch.arange(num), num)
+    first = torch.full((num_groups,), num).scatter_reduce(0, group_N, place_N, "amin")
+    return (torch.arange(num) == first[group_N]).to(values_N)
+
+
 def per_group(values_N: Tensor, group_N: Tensor) -> Tensor:
     """The sum over each one's group, [N]."""
     return values_N.new_zeros(_num_groups(group_N)).index_add(0, group_N, values_N)[group_N]

@@ -17,6 +17,7 @@ from infra.errors import AgreementError
 
 if TYPE_CHECKING:
     from engines.megatron.rl.rl_batch import RlBatch
+    from engines.step_inputs import StepInputs
 
 
 MISMATCH_TOKENS = 1 << 19
@@ -51,6 +52,25 @@ def known_tokens(
         places = batch.trained_in(n)
         engine = batch.engine(n)[places - batch.learned.starts[n]]
         yield KnownTokens(places, logprobs[places], engine, newest - _versions(batch, n))
+
+
+def shown_logprobs(
+    batch: RlBatch,
+    inputs: StepInputs,
+    logprobs: NDArray[np.float32],
+    indices: NDArray[np.int64],
+) -> dict[int, NDArray[np.float32]]:
+    """`TrainedStep.logprobs`, from those [T] that are known of the samples `indices`."""
+    number_of = {id(batch.samples[number]): number for number in indices.tolist()}
+    found = dict[int, NDArray[np.float32]]()
+    for position in inputs.shown:
+        number = number_of.get(id(inputs.samples[position]))
+        if number is not None:
+            places = batch.trained_in(number)
+            its = np.zeros(int(batch.learned.lengths[number]), np.float32)
+            its[places - batch.learned.starts[number]] = logprobs[places]
+            found[position] = its
+    return found
 
 
 def _versions(batch: RlBatch, n: int) -> NDArray[np.int64]:

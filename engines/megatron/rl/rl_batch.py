@@ -24,10 +24,10 @@ from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
+from engines.megatron.rl.pairs import compared_samples, numbered
 from engines.megatron.rl.rl_objective import RlObjective, RlTargets
 from engines.megatron.rl.turns import turns_of
 from engines.megatron.train.pack import FlatSequences, sparse_zeros
-from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.config import Choice
 from infra.errors import TrainingStopped
@@ -71,6 +71,8 @@ class RlBatch:
     """[N] number of each sample's rollout, in order of appearance"""
     engine_logprobs: Floats
     """of all samples' tokens, at least LEAST_LOGPROB; of those that `fill` was told of"""
+    pairs: Sequence[int] | None = None
+    """how many samples each compared pair has, whose better rollout's come first; None: no pairs"""
 
     @staticmethod
     def of(samples: Sequence[Sample], algorithm: Algorithm, *, is_filled: bool = True) -> RlBatch:
@@ -83,13 +85,21 @@ class RlBatch:
             )
         reward_only = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
         batch = RlBatch._of_kept(kept, reward_only)
+        if algorithm.compares_pairs:
+            rewards_N = batch.rewards(algorithm)[: len(kept)]
+            compared, pairs = compared_samples(kept, rewards_N, algorithm.advantage)
+            batch = RlBatch._of_kept(compared, [], pairs)
         batch.fill(range(len(batch.samples)) if is_filled else ())
         return batch
 
     @staticmethod
-    def _of_kept(kept: list[Sample], reward_only: list[Sample]) -> RlBatch:
+    def _of_kept(
+        kept: list[Sample], reward_only: list[Sample], pairs: Sequence[int] | None = None
+    ) -> RlBatch:
         samples = [*kept, *reward_only]
-        flat = FlatSequences.of([s.tokens for s in samples], [s.loss_mask for s in samples])
+        flat = FlatSequences.of(
+            [s.tokens for s in samples], [s.loss_mask for s in samples], together=pairs
+        )
         learned = flat
         if reward_only:
             learned = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
@@ -98,8 +108,9 @@ class RlBatch:
             flat=flat,
             learned=learned,
             num_trained=learned.num_trained,
-            rollouts=_numbered([(s.group_id, s.rollout_id) for s in samples]),
+            rollouts=numbered([(s.group_id, s.rollout_id) for s in samples]),
             engine_logprobs=sparse_zeros(flat.num_tokens),
+            pairs=pairs,
         )
 
     def fill(self, indices: Iterable[int]) -> None:
@@ -120,9 +131,11 @@ class RlBatch:
         """Indices of the samples of each of `count` (or fewer) mini-batches, shuffled by the seed
         and the number of optimizer steps done, so that a resumed run shuffles alike.
 
-        The samples of one rollout stay together: they share a denominator.
+        The samples of one rollout stay together, as they share a denominator, and those of a pair.
         """
         of_trained = self.rollouts[: len(self.num_trained)]
+        if self.pairs is not None:
+            of_trained = self.learned.comparison
         numbers = np.unique(of_trained)
         order = np.random.default_rng([seed, step]).permutation(numbers)
         by_rollout = np.argsort(of_trained, kind="stable")
@@ -149,7 +162,7 @@ class RlBatch:
         algorithm asks for them.
         """
         old = self.engine_logprobs if trainer is None else trainer
-        in_loss = reference if algorithm.kl.coef and algorithm.kl.place == "loss" else None
+        in_loss = reference if algorithm.loss_reads_reference else None
         if own is not None:
             worth = self._by_group(algorithm, np.asarray(own))
             return RlTargets(self.engine_logprobs, old, worth, reference=in_loss)
@@ -199,7 +212,7 @@ class RlBatch:
 
     def _blocks(self) -> Iterator[NDArray[np.int64]]:
         """All samples, ascending in each part: whole groups of about BLOCK_TOKENS together."""
-        groups = _numbered([s.group_id for s in self.samples])
+        groups = numbered([s.group_id for s in self.samples])
         by_group = np.argsort(groups, kind="stable")
         sizes = np.bincount(groups, self.flat.lengths)
         ends = np.cumsum(np.bincount(groups))
@@ -278,8 +291,8 @@ class RlBatch:
     ) -> StepTokens:
         num_trained = torch.from_numpy(self.num_trained)
         return StepTokens(
-            rewards_N=self._rewards(algorithm),
-            group_N=torch.from_numpy(_numbered([s.group_id for s in self.samples])),
+            rewards_N=self.rewards(algorithm),
+            group_N=torch.from_numpy(numbered([s.group_id for s in self.samples])),
             rollout_N=torch.from_numpy(self.rollouts),
             sequence_R=torch.arange(len(num_trained)).repeat_interleave(num_trained),
             logprobs_R=self._at(logprobs),
@@ -304,7 +317,7 @@ class RlBatch:
             torch.from_numpy(sequence), torch.from_numpy(token_rewards[places]).double()
         )
 
-    def _rewards(self, algorithm: Algorithm) -> torch.Tensor:
+    def rewards(self, algorithm: Algorithm) -> torch.Tensor:
         """[N] each sample's reward minus the penalty for its rollout's length."""
         rewards_N = torch.tensor([s.reward for s in self.samples], dtype=torch.float64)
         overlong = algorithm.overlong
@@ -355,6 +368,7 @@ class RlBatch:
             weight,
             units,
             policy_loss(algorithm.loss),
+            None if self.pairs is None else self.learned.comparison,
         )
 
     def trained(self, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -368,21 +382,6 @@ class RlBatch:
         """The same of one sample."""
         return self.learned.starts[n] + np.flatnonzero(self._of_sample(self.learned.trained, n))
 
-    def of_shown(
-        self, inputs: StepInputs, logprobs: Floats, indices: NDArray[np.int64]
-    ) -> dict[int, Floats]:
-        """`TrainedStep.logprobs`, from those [T] that are known of the samples `indices`."""
-        trained = (i for i, s in enumerate(inputs.samples) if trains(s, inputs.algorithm.truncated))
-        number_of = {position: number for number, position in enumerate(trained)}
-        known, found = set(indices.tolist()), dict[int, Floats]()
-        for position in inputs.shown:
-            number = number_of.get(position, -1)
-            if number in known:
-                is_trained = self._of_sample(self.learned.trained, number)
-                its = self._of_sample(logprobs, number)
-                found[position] = np.where(is_trained, its, np.float32(0))
-        return found
-
     def _at(self, values: Floats) -> torch.Tensor:
         """[R] float64 values of the trained tokens."""
         return torch.from_numpy(values[self.trained()]).double()
@@ -392,9 +391,3 @@ class RlBatch:
         whole = np.zeros(self.learned.num_tokens, np.float32)
         whole[self.trained()] = values_R.numpy()
         return whole
-
-
-def _numbered(names: Sequence[object]) -> NDArray[np.int64]:
-    """Equal names get equal numbers, counted from 0 in order of appearance."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return np.array([numbers[name] for name in names], np.int64)

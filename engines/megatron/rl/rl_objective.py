@@ -37,7 +37,7 @@ class RlTargets:
     weights: NDArray[np.float32] | None = None
     """of the correction; None: 1 everywhere"""
     reference: NDArray[np.float32] | None = None
-    """logprobs of the reference model of the KL term; None: no such term"""
+    """logprobs of the reference model, if the loss reads them"""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     top: TopTokens | None = None
     """of the teachers, for the loss `divergence`"""
@@ -57,6 +57,8 @@ class RlObjective:
     units: NDArray[np.int64]
     """what each sequence adds to the denominator"""
     loss: LossFunction
+    pair: NDArray[np.int64] | None = None
+    """of each sequence, for a loss of pairs"""
     seen: list[tuple[Pack, Tensor]] = field(default_factory=list[tuple[Pack, Tensor]])
     """packs and the trainer's logprobs on them, to compare with the engine's"""
 
@@ -93,7 +95,7 @@ class RlObjective:
         tokens = self._inputs(pack, logprobs_R, scores[2:].t())
         policy = self.loss(tokens)
         loss_R, left_R = self._corrected(pack, tokens, policy.loss_R)
-        reference_kl_R = self._reference_kl(pack, tokens)
+        reference_kl_R = self._reference_kl(tokens)
         if reference_kl_R is not None:
             loss_R = loss_R + self.algorithm.kl.coef * reference_kl_R
         if self.algorithm.entropy_bonus:
@@ -131,7 +133,20 @@ class RlObjective:
             num_trained_B=self._at(self.num_trained, pack.sequences, logprobs_R),
             cp_group=self.layout.cp_group if self.layout.parallel.cp > 1 else None,
             teacher=top.compared(pack, compared_RK) if top else None,
+            reference_R=self._reference(pack, logprobs_R),
+            pair_B=self._pairs(pack, logprobs_R),
         )
+
+    def _reference(self, pack: Pack, like: Tensor) -> Tensor | None:
+        reference = self.targets.reference
+        return None if reference is None else self._at(reference, pack.targets, like)
+
+    def _pairs(self, pack: Pack, like: Tensor) -> Tensor | None:
+        """[B] the pair of each of the pack's sequences; None where no pairs are compared."""
+        if self.pair is None:
+            return None
+        _, numbers = np.unique(self.pair[pack.sequences], return_inverse=True)
+        return torch.from_numpy(numbers).to(like.device)
 
     def _corrected(
         self, pack: Pack, tokens: LossInputs, loss_R: Tensor
@@ -147,12 +162,11 @@ class RlObjective:
         left_R = our_part(Opsm.code)(tokens, engine_R, delta=rule.delta)
         return loss_R.masked_fill(left_R, 0.0), left_R
 
-    def _reference_kl(self, pack: Pack, tokens: LossInputs) -> Tensor | None:
+    def _reference_kl(self, tokens: LossInputs) -> Tensor | None:
         """[R] the estimate that the loss holds; None without one."""
-        kl, reference = self.algorithm.kl, self.targets.reference
-        if reference is None or not kl.coef:
+        kl, reference_R = self.algorithm.kl, tokens.reference_R
+        if reference_R is None or not kl.coef:
             return None
-        reference_R = self._at(reference, pack.targets, tokens.logprobs_R)
         if kl.unbiased:
             unbiased_kl = our_part(UNBIASED_KL)
             return unbiased_kl(tokens.logprobs_R, tokens.old_logprobs_R, reference_R, kl.estimator)

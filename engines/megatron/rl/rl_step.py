@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.rl.agreement import check_agreement, known_tokens, mismatch_of
+from engines.megatron.rl.agreement import (
+    check_agreement,
+    known_tokens,
+    mismatch_of,
+    shown_logprobs,
+)
+from engines.megatron.rl.pairs import pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch, is_by_group
 from engines.megatron.rl.rl_objective import RlObjective
 from engines.megatron.train.stopwatch import Stopwatch
@@ -42,6 +48,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
         teachers = trainer.teachers.score(trainer, batch, inputs)
     targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers, own)
     mismatch: dict[str, float] = {}
+    of_pairs: dict[str, float] = {}
     shown: dict[int, Values] = {}
     steps: list[StepStats] = []
     norms: list[float] = []
@@ -52,7 +59,10 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
             ours, those = _before_updates(trainer, batch, old, objective, indices)
             known = partial(known_tokens, batch, ours, those, inputs.version)
             mismatch = mismatch_of(known(), int(batch.num_trained[those].sum()))
-            shown = batch.of_shown(inputs, ours, those)
+            shown = shown_logprobs(batch, inputs, ours, those)
+            if batch.pairs is not None:
+                groups = len({s.group_id for s in inputs.samples})
+                of_pairs = pair_metrics(batch, ours, targets.reference, those, groups)
             if inputs.gate:
                 check_agreement(known(), algorithm.agreement_gate, batch)
         objective.seen.clear()
@@ -60,7 +70,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
         norms.append(trainer.update())
     rates = trainer.rates(batch.learned, began)
     means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
-    return TrainedStep({**means, **mismatch, **targets.metrics, **rates}, shown)
+    return TrainedStep({**means, **of_pairs, **mismatch, **targets.metrics, **rates}, shown)
 
 
 def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float32]:

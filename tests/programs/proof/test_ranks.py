@@ -7,6 +7,7 @@ data-parallel (whole sequences dealt out); denominators are those of the whole m
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -17,7 +18,14 @@ from torch import Tensor
 from engines.algorithms.aggregation import shares
 from engines.algorithms.corrections import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.losses import ClipLoss, policy_loss, supervised_loss, value_loss
+from engines.algorithms.losses import (
+    ClipLoss,
+    PairDpoLoss,
+    PairIpoLoss,
+    policy_loss,
+    supervised_loss,
+    value_loss,
+)
 from engines.algorithms.penalties import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.sequence_sums import sequence_sums
 from tests.parts.gloo_ranks import over_ranks
@@ -28,6 +36,8 @@ pytestmark = pytest.mark.unit
 WORLD, SIZES = 4, (1, 2, 4)
 MEANS = ("token_mean", "sequence_mean", "rollout_mean", "constant")
 LAYOUTS = ("cp", "dp")
+PAIR_B, SIGNS_B = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 3]), torch.tensor([1, -1] * 4 + [-1])
+"""of each sequence: its pair, which lies on one data-parallel rank, and whether it is the better"""
 Found = dict[str, list[float]]
 """by what was computed: the loss of the whole mini-batch, then each token's gradient"""
 
@@ -67,6 +77,14 @@ def computed(mine_R: Tensor, group: dist.ProcessGroup | None, reduce: object) ->
     for mean in MEANS:
         made = shares(mean, tokens.num_trained_B, rollouts, lengths)
         record(f"aggregation {mean}", clip(part).loss_R, made)
+    paired = replace(
+        part,
+        advantages_R=SIGNS_B[part.segment_R],
+        reference_R=base_R,
+        pair_B=PAIR_B,
+    )
+    for spec in (PairDpoLoss(kind="dpo"), PairIpoLoss(kind="ipo")):
+        record(f"loss {spec.kind}", policy_loss(spec)(paired).loss_R)
     for name in get_args(Estimator):
         record(f"kl {name}", kl_estimate(part.logprobs_R, base_R, name))
         weighed_R = unbiased_kl(part.logprobs_R, part.old_logprobs_R, base_R, name)
@@ -94,7 +112,7 @@ def share(rank: int) -> dict[tuple[int, str], Found]:
             check_the_upstream_gradient(group)
         for layout in LAYOUTS if rank < size else ():
             places_R = torch.arange(len(tokens.segment_R))
-            owner_R = places_R if layout == "cp" else tokens.segment_R
+            owner_R = places_R if layout == "cp" else PAIR_B[tokens.segment_R]
             cp_group = group if layout == "cp" else None
             results[size, layout] = computed(owner_R % size == rank, cp_group, reduce)
     return results

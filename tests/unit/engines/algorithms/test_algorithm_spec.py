@@ -163,6 +163,12 @@ WEIGHT = {"correction": {"weight": {}}}
         ({"kl": {"coef": 0.1, "estimator": "k1"}}, "kl.estimator"),
         ({"kl": {"coef": 0.1, "estimator": "k2", "unbiased": True}}, "set estimator to k1 or k3"),
         ({"preset": "opd", "kl": {"coef": 0.1, "place": "reward"}}, "kl.place"),
+        ({"loss": "dpo"}, "write `advantage: pairs` beside it, or start from `preset: online-dpo`"),
+        ({"advantage": "pairs"}, "the loss clip compares none; write `loss: dpo` or `loss: ipo`"),
+        ({"advantage": "pairs", "loss": "ipo"}, "write `aggregation: rollout_mean`"),
+        ({"preset": "online-dpo", **WEIGHT}, "dpo compares whole rollouts and weighs no token"),
+        ({"preset": "online-dpo", "old_logprobs": "trainer"}, "dpo has no ratio to an old policy"),
+        ({"preset": "online-dpo", "kl": {"coef": 0.1}}, "raise `loss.beta`, and leave `kl` out"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(
@@ -184,6 +190,8 @@ def test_what_does_not_go_together_is_refused_with_the_reason(
         {"kl": {"coef": 0.1, "estimator": "k1", "unbiased": True}},
         {"kl": {"coef": 0.1, "estimator": "k2"}},
         {"kl": {"coef": 0.1, "unbiased": True}},
+        {"preset": "online-dpo", "loss": {"beta": 0.3}, "overlong": {}, "truncated": "mask"},
+        {"advantage": "pairs", "loss": "ipo", "aggregation": "rollout_mean", "mini_batches": 1},
     ],
 )
 def test_what_goes_together_is_not_refused(written: dict[str, object]) -> None:

@@ -1,0 +1,66 @@
+"""From samples to pairs: which rollouts a preference loss compares, and what is said of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engines.algorithms.spec import Algorithm
+from engines.megatron.rl.pairs import pair_metrics
+from engines.megatron.rl.rl_batch import RlBatch
+from engines.types import Status
+from infra.errors import TrainingStopped
+from tests.unit.engines.megatron.test_rl_batch import sample
+
+pytestmark = pytest.mark.unit
+
+PAIRS = {"preset": "online-dpo"}
+
+
+def test_only_the_best_and_the_worst_rollout_of_a_group_are_in_the_step() -> None:
+    flat = [sample("e", 1.0, group="flat"), sample("f", 1.0, group="flat")]
+    made = [sample("a", 0.2), *flat, sample("b", 1.0, trained=3), sample("c"), sample("d", 1.0)]
+    made += [sample("h", 0.0, group="k"), sample("i", 0.5, group="k"), sample("i", 0.5, group="k")]
+    algorithm = Algorithm.model_validate(PAIRS)
+    batch = RlBatch.of(made, algorithm)
+    assert [s.rollout_id for s in batch.samples] == ["b", "c", "i", "i", "h"]
+    assert batch.pairs == [2, 3]
+    assert batch.learned.comparison.tolist() == [0, 0, 1, 1, 1]
+    wanted = [1.0] * 3 + [-1.0] * 2 + [1.0] * 4 + [-1.0] * 2
+    whole = batch.targets(algorithm, None, None).advantages
+    assert whole[batch.trained()].tolist() == wanted
+    own = batch.targets(algorithm, None, None, own=[0, 1]).advantages
+    assert own[batch.trained()].tolist() == [*wanted[:5], *[0.0] * 6]
+    parts = [sorted(part.tolist()) for part in batch.mini_batches(4, seed=0, step=0)]
+    assert sorted(parts) == [[0, 1], [2, 3, 4]]
+
+
+def test_what_the_policy_says_of_its_pairs() -> None:
+    """Log ratios: 3 - 2 of the first pair, 2 x -1 - 2 x 1 of the second one."""
+    made = [sample("a", 1.0, trained=3), sample("b", 0.0)]
+    made += [sample("c", 0.0, group="k"), sample("d", 1.0, group="k"), sample("e", group="flat")]
+    batch = RlBatch.of(made, Algorithm.model_validate(PAIRS))
+    assert [s.rollout_id for s in batch.samples] == ["a", "b", "d", "c"]
+    now = np.zeros(batch.learned.num_tokens, np.float32)
+    reference = np.where(np.repeat([True, True, False, True], batch.learned.lengths), -1, 1)
+    found = pair_metrics(batch, now, reference.astype(np.float32), np.arange(4), 3)
+    assert found == {
+        "pairs": 2, "groups_without_pair": 1, "pair_accuracy": 0.5, "pair_margin": (1 - 4) / 2,
+    }  # fmt: skip
+
+
+def test_the_penalty_for_length_counts_and_a_masked_rollout_is_in_no_pair() -> None:
+    made = [sample("a", 1.0, trained=8), sample("b", 0.9, status=Status.TRUNCATED)]
+    made.append(sample("c", 0.1))
+    long = Algorithm.model_validate({**PAIRS, "overlong": {}})
+    assert [s.rollout_id for s in RlBatch.of(made, long).samples] == ["b", "a"]
+    masked = Algorithm.model_validate({**PAIRS, "truncated": "mask"})
+    assert [s.rollout_id for s in RlBatch.of(made, masked).samples] == ["a", "c"]
+    with pytest.raises(TrainingStopped, match="in none of the step's 1 groups one rollout is bet"):
+        RlBatch.of(made[1:2], long)
+
+
+def test_a_loss_of_pairs_needs_a_reference_unless_it_says_otherwise() -> None:
+    assert Algorithm.model_validate(PAIRS).needs == {"spread", "reference"}
+    free = Algorithm.model_validate({**PAIRS, "loss": {"reference_free": True}})
+    assert free.needs == {"spread"}

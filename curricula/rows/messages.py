@@ -192,12 +192,12 @@ def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
 def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> Turn:
     """A message as its row says it. Raises BadRow."""
     said_by = _said_by(message, is_sharegpt)
-    wanted = "from" if is_sharegpt else "role"
+    wanted, layout = ("from", "ShareGPT") if is_sharegpt else ("role", "OpenAI")
     if said_by is None and not message.holds(wanted):
-        other = message.holds("role") or message.holds("from")
-        named, has = (wanted if other else "role"), ", ".join(message.names)
-        more = "; the row's first message has it, and all of a row have one layout" if other else ""
-        raise BadRow(Reason.MESSAGES, f"{where}: has no `{named}`; it has {has}{more}")
+        has = (
+            f"it has {', '.join(message.names)}; by the first message or `format` this is {layout}"
+        )
+        raise BadRow(Reason.MESSAGES, f"{where}: has no `{wanted}`; {has}")
     role = _role(said_by, _SHAREGPT if is_sharegpt else _OPENAI, where)
     _refuse_other_role(message, role, "role" if is_sharegpt else "from", where)
     message.refuse(_CALLED, where, Reason.MESSAGES, "; calls are read from `tool_calls`")

@@ -315,11 +315,11 @@ def test_columns_beside_the_messages_count_as_before(more: dict[str, Any]):
         ),
         (
             talk(ASK, {"from": "gpt", "value": "42"}),
-            "[1]: has no `role`; it has from, value; the row's first message has it, and all of a",
+            "[1]: has no `role`; it has from, value; by the first message or `format`",
         ),
         (
             {"conversations": [{"from": "human", "value": "12+30"}, ANSWER]},
-            "[1]: has no `from`; it has role, content; the row's first message has it",
+            "[1]: has no `from`; it has role, content; by the first message",
         ),
         ({"body": talk(ASK, ANSWER)}, "`body.messages` looks like messages: name it in columns"),
         (

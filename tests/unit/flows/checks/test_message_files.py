@@ -96,7 +96,7 @@ def test_what_the_files_hold_runs_the_stage_again_and_where_they_are_does_not(tm
         (
             [GOOD],
             [{"files": ["chats.jsonl"]}, {"files": ["chats.jsonl"], "format": "sharegpt"}],
-            r"data\.1: cannot be trained on: .*the role is None",
+            r"data\.1: cannot be trained on: .*has no `from`; it has role, content",
         ),
     ],
 )

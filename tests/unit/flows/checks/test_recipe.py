@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from engines.algorithms.advantages import GroupAdvantage
+from engines.types import Message, Problem, Status, Transcript
 from flows.checks import engines
 from flows.checks.engines import processor_cautions
 from flows.checks.recipe_checks import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, read_recipe, set_field
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
+from flows.recipes import general_judges
 from infra.errors import InputError
 from tasks.rl.spec import RlSettings
 from tests.parts.chat_parts import QWEN_TOKENS, chat_folder
@@ -43,6 +45,26 @@ def test_the_demo_has_three_experts_named_by_their_keys() -> None:
     advantage = settings_of(recipe.experts["agent"].path, RlSettings).algorithm.advantage
     assert isinstance(advantage, GroupAdvantage)
     assert advantage.std is False
+
+
+async def test_the_recipe_of_general_rl_learns_what_its_hidden_judge_prefers() -> None:
+    recipe = load_recipe("general")
+    plan = plan_post_train(recipe)
+    check_recipe(recipe, plan)
+    rl = next(stage for stage in plan if stage.name == "general-rl")
+    assert {"taste-reward", "general-sft"} <= set(rl.inputs.values())
+    names = [term.name for term in recipe.experts["general"].domain.rewards]
+    assert "general_judges:hidden" not in names
+    two_words = {"constraints": [{"kind": "word_count", "exactly": 2}]}
+    problem = Problem("p", "general", (Message("user", "2 words"),), reference=two_words)
+
+    def said(answer: str) -> Transcript:
+        return Transcript(problem, (Message("assistant", answer),), Status.COMPLETED, 9)
+
+    scores = [await general_judges.hidden(said(a)) for a in ("cot cup.", "cot dog.", "cot")]
+    assert scores == [0.75, 1.0, 0.0]
+    assert general_judges.in_order(said("cat cup cot.")) == 0.5
+    assert general_judges.in_order(said("cat")) == 0
 
 
 # reasoning-gym warns when Python compiles it for the first time.

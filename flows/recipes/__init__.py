@@ -1,0 +1,1 @@
+"""Recipes that are shipped, and the programs that they name."""

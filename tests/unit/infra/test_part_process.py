@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -16,126 +15,28 @@ import psutil
 import pytest
 
 from engines.rollout.metrics import StopRule, most_frequent_reason
-from engines.types import (
-    AssistantTurn,
-    Demonstration,
-    Episode,
-    Message,
-    Problem,
-    ProtocolBreak,
-    Split,
-    Status,
-    Step,
-    Transcript,
-    Verdict,
-)
+from engines.types import Status
 from infra.errors import InputError, TrainingStopped
 from infra.processes import part_process
 from infra.processes.part_process import PartFailed, PartProcess, PartRaised, part_stacks
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
+from tests.parts import misbehaving_parts
 from tests.parts.rollout_parts import Policy, roller
 
 pytestmark = pytest.mark.unit
 
 LIMIT = 0.4
-
-
-async def judge(transcript: Transcript) -> Verdict:
-    return Verdict(float(transcript.answer == "7"))
-
-
-def plain(transcript: Transcript, *, bonus: float = 0.0) -> Verdict:
-    return Verdict(bonus, reason=f"in {os.getpid()}")
-
-
-async def waits(transcript: Transcript) -> Verdict:
-    await asyncio.sleep(3600)
-    return Verdict(1.0)
-
-
-async def blocks(transcript: Transcript) -> Verdict:
-    time.sleep(3600)
-    return Verdict(1.0)
-
-
-async def backtracks(transcript: Transcript) -> Verdict:
-    """It holds the interpreter's lock: no thread of its process runs any more."""
-    re.match(r"(a+)+$", "a" * 60 + "b")
-    return Verdict(1.0)
-
-
-async def refuses_to_end(transcript: Transcript) -> Verdict:
-    while True:
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            continue
-
-
-async def exits(transcript: Transcript) -> Verdict:
-    raise SystemExit(3)
-
-
-async def blocks_on_7(transcript: Transcript) -> Verdict:
-    if transcript.answer == "7":
-        time.sleep(3600)
-    return Verdict(1.0)
-
-
-class Unbuildable:
-    def __init__(self) -> None:
-        raise SystemExit(3)
-
-
-class Tools:
-    """A curriculum whose tool obeys the model: wait, block, break, fail, or answer."""
-
-    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> list[Problem]:
-        return [Problem(f"tools/{n}", "d", (Message("user", "u"),)) for n in range(count)]
-
-    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        return []
-
-    def environment(self) -> Tools:
-        return self
-
-    async def start(self, problem: Problem) -> Episode:
-        return ToolEpisode()
-
-
-class Bare(Tools):
-    def environment(self) -> None:
-        return None
-
-
-class ToolEpisode:
-    async def step(self, turn: AssistantTurn) -> Step:
-        match turn.tool_calls[0].name if turn.tool_calls else "":
-            case "wait":
-                await asyncio.sleep(3600)
-            case "block":
-                time.sleep(3600)
-            case "break":
-                raise ProtocolBreak("no such tool")
-            case "fail":
-                raise KeyError("index")
-            case "":
-                return Step(done=True)
-            case _:
-                pass
-        return Step((Message("tool", "42"),))
-
-    async def close(self) -> None: ...
+PARTS = misbehaving_parts.__name__
 
 
 @asynccontextmanager
 async def opened(
     reward: str, timeout_s: float = LIMIT, curriculum: str = "Bare", **more: Any
 ) -> AsyncGenerator[Any]:
-    """A domain as a stage opens it, with a reward of this file."""
-    terms = [{"name": f"{__name__}:{reward}", "outcome": True, "timeout_s": timeout_s}]
-    fields = {"name": "d", "curriculum": {"name": f"{__name__}:{curriculum}"}, "rewards": terms}
+    """A domain as a stage opens it, with a reward that misbehaves."""
+    terms = [{"name": f"{PARTS}:{reward}", "outcome": True, "timeout_s": timeout_s}]
+    fields = {"name": "d", "curriculum": {"name": f"{PARTS}:{curriculum}"}, "rewards": terms}
     domain = open_domain(Domain.model_validate(fields | {"timeout_s": timeout_s} | more))
     try:
         await asyncio.gather(*[process.start() for process in domain.processes])
@@ -165,7 +66,8 @@ async def rolled(live: Any, say: Callable[..., str], size: int = 1) -> list[Any]
 async def test_a_reward_that_hangs_is_one_failed_sample_and_stalls_nothing(
     reward: str, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(part_process, "GRACE_SECONDS", 1.5)
+    grace = 1.5 if reward == "refuses_to_end" else 0.5
+    monkeypatch.setattr(part_process, "GRACE_SECONDS", grace)
     beats, over = list[float](), asyncio.Event()
 
     async def beat() -> None:
@@ -179,8 +81,8 @@ async def test_a_reward_that_hangs_is_one_failed_sample_and_stalls_nothing(
         over.set()
         await beating
     assert sample.status is Status.FAILED
-    assert sample.reason.startswith(f"reward '{__name__}:{reward}' hung: no answer within 0.4 s")
-    assert f"test_part_process.py:{_line(reward)}" in sample.reason
+    assert sample.reason.startswith(f"reward '{PARTS}:{reward}' hung: no answer within 0.4 s")
+    assert f"misbehaving_parts.py:{_line(reward)}" in sample.reason
     assert place in sample.reason
     assert "tools/0" in caplog.text
     assert max(b - a for a, b in pairwise(beats)) < 1.0
@@ -188,7 +90,7 @@ async def test_a_reward_that_hangs_is_one_failed_sample_and_stalls_nothing(
 
 def _line(reward: str) -> int | str:
     """Where it stands; not known to the line where it is in a loop."""
-    first = globals()[reward].__code__.co_firstlineno
+    first = getattr(misbehaving_parts, reward).__code__.co_firstlineno
     return {"waits": first + 1, "blocks": first + 1, "backtracks": first + 2}.get(reward, "")
 
 
@@ -216,7 +118,7 @@ async def test_a_part_that_always_blocks_costs_a_few_limits_and_ends_the_stage_b
     assert {s.status for s in samples} == {Status.FAILED}
     watch = StopRule(solved_reward=1, min_outcome=0, max_entropy=None, max_failed_share=0.2)
     metrics, failure = {"failed_share": 1.0, "outcome_mean": 0.0}, most_frequent_reason(samples)
-    with pytest.raises(TrainingStopped, match=rf"100%.*reward '{__name__}:blocks' hung"):
+    with pytest.raises(TrainingStopped, match=rf"100%.*reward '{PARTS}:blocks' hung"):
         watch.observe(1, metrics, failure)
 
 
@@ -230,7 +132,7 @@ async def test_a_plain_function_judges_too_in_a_process_of_its_own() -> None:
 async def test_a_reward_that_ends_the_program_fails_its_sample() -> None:
     async with opened("exits") as live:
         (sample,) = await rolled(live, lambda *_: "7")
-    assert sample.reason == f"reward '{__name__}:exits' raised SystemExit: 3"
+    assert sample.reason == f"reward '{PARTS}:exits' raised SystemExit: 3"
 
 
 async def test_a_reward_whose_process_is_killed_is_asked_again() -> None:
@@ -254,8 +156,8 @@ async def test_a_reward_that_cannot_be_built_is_bad_input() -> None:
 @pytest.mark.parametrize(
     ("tool", "status", "reason"),
     [
-        ("wait", Status.FAILED, "hung: no answer within 0.4 s, at test_part_process.py:"),
-        ("block", Status.FAILED, "hung: no answer within 0.4 s, at test_part_process.py:"),
+        ("wait", Status.FAILED, "hung: no answer within 0.4 s, at misbehaving_parts.py:"),
+        ("block", Status.FAILED, "hung: no answer within 0.4 s, at misbehaving_parts.py:"),
         ("fail", Status.FAILED, "environment raised KeyError: 'index'"),
         ("break", Status.MALFORMED, "no such tool"),
     ],
@@ -289,7 +191,7 @@ async def _ended(condition: Callable[[], bool]) -> None:
 
 
 async def test_closing_leaves_no_process_and_cancels_who_waits() -> None:
-    part = PartProcess("reward 'w'", "tests.unit.infra.test_part_process:_waiting", (), 60.0)
+    part = PartProcess("reward 'w'", f"{PARTS}:Waiting", (), 60.0)
     before = _children()
     await part.start()
     (child,) = _children() - before
@@ -300,15 +202,6 @@ async def test_closing_leaves_no_process_and_cancels_who_waits() -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     await _ended(lambda: not child.is_running())
-
-
-class _Waiting:
-    async def wait(self) -> None:
-        await asyncio.sleep(3600)
-
-
-def _waiting() -> _Waiting:
-    return _Waiting()
 
 
 def test_what_a_part_raises_is_told_with_its_class() -> None:

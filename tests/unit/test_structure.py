@@ -40,27 +40,28 @@ def source_files() -> dict[str, Path]:
     }
 
 
-def imports(tree: ast.AST, *, for_types: bool) -> Iterator[str]:
-    """Dotted names that `tree` imports, inside functions too; with those for type checking only, or
-    without."""
+def imports(tree: ast.AST, *, for_types: bool = False) -> Iterator[tuple[str, bool]]:
+    """Dotted names that `tree` imports, also inside functions; whether for type checking only."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             assert node.module is not None
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif (
-            not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ):
-            continue
-        else:
-            yield from imports(node, for_types=for_types)
+            yield from ((f"{node.module}.{alias.name}", for_types) for alias in node.names)
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            is_check = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+            yield from imports(node, for_types=for_types or is_check)
 
 
 @cache
-def imports_of(module: str, *, for_types: bool = True) -> frozenset[str]:
-    return frozenset(imports(ast.parse(source_files()[module].read_text()), for_types=for_types))
+def all_imports_of(module: str) -> frozenset[tuple[str, bool]]:
+    return frozenset(imports(ast.parse(source_files()[module].read_text())))
+
+
+def imports_of(module: str, *, for_types: bool = True) -> set[str]:
+    """With those for type checking only, or without."""
+    return {name for name, is_for_types in all_imports_of(module) if for_types or not is_for_types}
 
 
 def own_modules(name: str) -> list[str]:
@@ -147,29 +148,14 @@ def test_a_package_resolves_to_this_repository_and_is_typed(room: str) -> None:
     assert (ROOT / room / "py.typed").exists()
 
 
-def heavy_after(code: str) -> list[str]:
-    """Which heavy packages a fresh process has imported after `code`."""
-    probe = f"{code}\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
-    run = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, cwd="/"
-    )
-    assert run.returncode == 0, run.stderr
-    return sorted(HEAVY & set(json.loads(run.stdout.splitlines()[-1])))
-
-
 SHOW_HELP = """
-import sys
-from flows.command.main import main
-sys.argv = ["tributary", "--help"]
+from flows.command.main import app, main
 try:
-    main()
+    main(["--help"])
 except SystemExit as end:
     assert not end.code, end.code
 """
-
-
 SHOW_EVERY_HELP = """
-from flows.command.main import app, main
 commands = [name for name in app if not name.startswith("-")]
 assert commands
 for command in commands:
@@ -178,22 +164,41 @@ for command in commands:
     except SystemExit as end:
         assert not end.code, (command, end.code)
 """
+LOAD = f"""
+from flows.load import load_recipe
+for path in {[str(path) for path in RECIPES]}:
+    load_recipe(path)
+"""
+LIGHT = {
+    "one help": SHOW_HELP,
+    "every help": SHOW_EVERY_HELP,
+    "load recipes": LOAD,
+    "drive ranks": "import engines.megatron.ranks.trainer_group",
+    "drive servers": "import engines.sglang.fleet",
+}
+"""what a fresh process does, one after the other"""
 
 
-@pytest.mark.parametrize("show", [SHOW_HELP, SHOW_EVERY_HELP], ids=["one", "every"])
-def test_help_imports_no_engine_and_no_service(show: str) -> None:
-    assert heavy_after(show) == []
+@cache
+def heavy_packages() -> dict[str, list[str]]:
+    """Which heavy packages each of these imports that the earlier ones have not."""
+    probe = (
+        f"import json, sys\nheavy, found = {HEAVY}, {{}}\n"
+        f"for name, code in {LIGHT}.items():\n"
+        "    before = {*sys.modules}\n    exec(code, globals())\n"
+        "    found[name] = sorted(heavy & ({*sys.modules} - before))\n"
+        "print('\\n' + json.dumps(found))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, cwd="/"
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_loading_a_recipe_imports_no_engine_and_no_service() -> None:
-    paths = [str(path) for path in RECIPES]
-    load = f"from flows.load import load_recipe\nfor path in {paths}: load_recipe(path)"
-    assert heavy_after(load) == []
-
-
-@pytest.mark.parametrize("part", ["engines.megatron.ranks.trainer_group", "engines.sglang.fleet"])
-def test_the_driver_side_of_an_engine_imports_no_torch(part: str) -> None:
-    assert heavy_after(f"import {part}") == []
+@pytest.mark.parametrize("what", LIGHT)
+def test_help_recipes_and_drivers_of_engines_import_no_engine_and_no_service(what: str) -> None:
+    assert heavy_packages()[what] == []
 
 
 def test_no_tracked_text_names_a_private_folder_or_package_index() -> None:
@@ -209,7 +214,9 @@ def test_no_tracked_text_names_a_private_folder_or_package_index() -> None:
         f"{name}:{number}: {line.strip()}"
         for name in tracked
         if Path(name).suffix in texts and (ROOT / name).is_file()
-        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        for text in [(ROOT / name).read_text()]
+        if private.search(text)
+        for number, line in enumerate(text.splitlines(), 1)
         if private.search(line)
     ]
     assert wrong == []

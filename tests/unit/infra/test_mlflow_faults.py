@@ -18,6 +18,7 @@ from infra.tracking.refusals import refused_folder
 from infra.tracking.spool import KnownSteps, deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
 from tests.parts.json_server import json_server
+from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
 Trackers = Callable[[str], Tracker]
@@ -79,8 +80,7 @@ def test_one_point_that_the_server_cannot_take_costs_that_point_only(
             tracker.log("run", step, {"loss": 1.0, **({name: 1.0} if step == 3 else {})})
         tracker.finish("run", "FINISHED")
         # While the server fails, as it does when it is busy, one does not wait for it.
-        while not tracker.flush(20):
-            pass
+        until(lambda: tracker.flush(20), 60)
     assert sorted(stand_in.metrics) == [("loss", step) for step in range(5)]
     assert stand_in.statuses == ["FINISHED"]
     assert f"the metric {name}" in tracker.refused()
@@ -93,8 +93,7 @@ def test_a_busy_server_gets_everything_later(trackers: Trackers) -> None:
     with json_server(stand_in) as port:
         tracker = trackers(f"http://127.0.0.1:{port}")
         tracker.log("run", 1, {"loss": 1.0, "reward": 0.5})
-        while not tracker.flush(20):
-            pass
+        until(lambda: tracker.flush(20), 60)
     assert sorted(stand_in.metrics) == [("loss", 1), ("reward", 1)]
     assert tracker.refused() == ""
 

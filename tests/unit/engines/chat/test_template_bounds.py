@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.chat import template_bounds
+from engines.chat import template_bounds, template_sizes
 from engines.chat.chat import Chat
 from engines.chat.template import ChatTemplate
 from engines.types import Message
@@ -57,9 +57,6 @@ DOUBLES = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = 
         ("{{ 'x'" + " ~ 'x'" * 200 + " }}", "joins more"),
         ("{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('x' * 9999) }}", "text or a list"),
         ("{{ [['x' * 9999] * 999] * 999 }}", "text or a list"),
-        (DOUBLES.replace("BODY", "[ns.x, ns.x]") + "{{ ns.x }}", "text or a list"),
-        (DOUBLES.replace("BODY", "{'a': ns.x, 'b': ns.x}") + "{{ ns.x }}", "text or a list"),
-        (DOUBLES.replace("BODY", "(ns.x, ns.x)") + "{{ ns.x | tojson }}", "text or a list"),
         ("{% set x = 'x' * 999999 %}{% set ns = namespace(x=[]) %}{% for a in range(9999) %}"
          "{% set ns.x = [ns.x, x[a:]] %}{% endfor %}", "text"),
         ("{% set x = ' ' ~ 'x' * 999999 %}{% set ns = namespace(x=[]) %}"
@@ -113,8 +110,22 @@ def test_what_would_not_end_or_not_fit_is_refused(
     text: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_bounds, "MOST_STEPS", 200_000)
+    monkeypatch.setattr(template_bounds, "MOST_MADE", 64 << 20)
     with pytest.raises(InputError, match=rf"chat template (cannot render|does not comp).*{told}"):
         ChatTemplate(text, "chat_template.jinja", {}).render([Message("user", "hello")])
+
+
+@pytest.mark.parametrize(
+    ("body", "written"),
+    [("[ns.x, ns.x]", ""), ("{'a': ns.x, 'b': ns.x}", ""), ("(ns.x, ns.x)", " | tojson")],
+)
+def test_what_holds_the_same_twice_counts_twice(
+    body: str, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_sizes, "LARGEST", 1 << 18)
+    text = DOUBLES.replace("BODY", body) + f"{{{{ ns.x{written} }}}}"
+    with pytest.raises(InputError, match="text or a list of more than 262144"):
+        ChatTemplate(text, "t", {}).render([Message("user", "hello")])
 
 
 @pytest.mark.parametrize(

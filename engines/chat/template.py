@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -36,9 +37,12 @@ class ChatTemplate:
         self._variables = dict(variables)
         if len(text) > _LONGEST:
             raise InputError(f"{name}: the chat template has more than {_LONGEST} characters")
+        self.marks_generation = _GENERATION.search(text) is not None
+        """whether it says itself what the assistant writes, with `{% generation %}`"""
         try:
-            self._template = _environment(_Generation).from_string(text)
-            self._marked = _environment(_MarkedGeneration).from_string(text)
+            self._template = self._marked = _compiled(text, _Generation)
+            if self.marks_generation:
+                self._marked = _compiled(text, _MarkedGeneration)
         except RecursionError as error:
             raise InputError(f"{name}: the chat template is nested too deeply") from error
         except Exception as error:  # Python's own compiler and numbers have limits too
@@ -47,8 +51,6 @@ class ChatTemplate:
             ) from error
         self.is_dated = "strftime_now" in text
         """whether it writes a date into conversations"""
-        self.marks_generation = _GENERATION.search(text) is not None
-        """whether it says itself what the assistant writes, with `{% generation %}`"""
         self._callers = _Callers()
         with template_bounds.together():
             self._callers = self._form_of_callers()
@@ -213,6 +215,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 _METHODS = frozenset(dir(dict))
+
+
+@lru_cache(maxsize=16)  # several folders have the same one, and are read again and again
+def _compiled(text: str, generation: type[Extension]) -> Template:
+    return _environment(generation).from_string(text)
 
 
 def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:

@@ -63,8 +63,9 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _cases() -> list[tuple[str, TokenizerKind]]:
     """Every family with bytes and with one other kind."""
-    cases: list[tuple[str, TokenizerKind]] = [(name, KINDS[0]) for name in FAMILIES]
-    return cases + [(name, KINDS[1 + n % 4]) for n, name in enumerate(FAMILIES)]
+    return [
+        (name, kind) for n, name in enumerate(FAMILIES) for kind in (KINDS[0], KINDS[1 + n % 4])
+    ]
 
 
 @pytest.mark.parametrize(("family", "kind"), _cases())

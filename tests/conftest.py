@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import hypothesis
 import pytest
+from httpx._transports import default as transports
 from xdist.scheduler import LoadScopeScheduling
 
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
@@ -26,6 +28,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Engines and libraries are half a million objects that stay; looking through them for garbage each
 # few thousand new ones would take a fifth of the time of the small tests.
 gc.set_threshold(50_000, 10, 10)
+
+# Each client of httpx would read the certificates of all authorities, in 30 ms of a processor.
+transports.create_ssl_context = cache(transports.create_ssl_context)
 
 # oneDNN reads it once, at its first product: as a server on CPU has it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")

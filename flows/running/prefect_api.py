@@ -11,6 +11,7 @@ import stamina
 
 from infra.access import basic
 from infra.errors import InfrastructureError, InputError
+from infra.processes.network import certificates
 
 TIMEOUT_SECONDS = 30.0
 PENDING_SECONDS = 60.0
@@ -91,7 +92,7 @@ class PrefectApi:
         try:
             reply = httpx.request(
                 method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic(),
-                trust_env=False,
+                trust_env=False, verify=certificates(),
             )  # fmt: skip
         except httpx.ReadTimeout as error:
             kind = PrefectIsBusy if _may_repeat(method, path, body) else InfrastructureError

@@ -1,4 +1,4 @@
-"""Free TCP ports, and what is reached without a proxy.
+"""Free TCP ports, what is reached without a proxy, and whose certificates are believed.
 
 HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are for the outside and stay as they are; NO_PROXY gets the
 addresses of this machine and of the stack in addition to what is in it. Programs read either
@@ -11,7 +11,12 @@ import os
 import random
 import socket
 from collections.abc import Collection
+from functools import cache
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 # Below the kernel's ephemeral range, so no outgoing connection takes one between choice and use;
 # above Ray's default worker range, so another person's Ray does not either.
@@ -38,6 +43,15 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
         if port not in avoid and is_free(port):
             found.append(port)
     return found
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """For `verify` of httpx, which else reads those of all authorities for each of its clients, and
+    for each call without a client: that takes 30 ms of a processor."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 _BYPASS = ("NO_PROXY", "no_proxy")

@@ -10,6 +10,7 @@ import stamina
 from infra.access import basic
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
+from infra.processes.network import certificates
 from infra.stack.flow_jobs import JOBS, PROCESS_TEMPLATE, PROCESSES, read_template
 from infra.stack.record import WORK_POOL, Stack
 
@@ -121,7 +122,7 @@ def _asked(
         with attempt:
             reply = httpx.request(
                 method, stack.prefect_api + path, json=body, timeout=CALL_SECONDS,
-                trust_env=False, headers=basic(),
+                trust_env=False, verify=certificates(), headers=basic(),
             )  # fmt: skip
             if not (there_already and reply.status_code == 409):
                 reply.raise_for_status()

@@ -14,7 +14,7 @@ import psutil
 from infra.access import is_loopback, key_path
 from infra.errors import InputError
 from infra.processes.children import family
-from infra.processes.network import free_ports, is_free
+from infra.processes.network import certificates, free_ports, is_free
 from infra.stack.installed import Check
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _is_local(address: str) -> bool:
 
 def _answers_anyone(url: str) -> bool:
     try:
-        reply = httpx.get(url, timeout=PROBE_SECONDS, trust_env=False)
+        reply = httpx.get(url, timeout=PROBE_SECONDS, trust_env=False, verify=certificates())
     except httpx.HTTPError:
         return False
     return reply.status_code not in _ASKED

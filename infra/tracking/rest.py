@@ -20,6 +20,7 @@ import httpx
 from infra.access import basic
 from infra.errors import InfrastructureError, TributaryError
 from infra.json_text import writable
+from infra.processes.network import certificates
 from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, cut, mlflow_key
 
 _T = TypeVar("_T")
@@ -87,8 +88,9 @@ class MlflowRest:
     def __init__(self, uri: str, timeout: float = 10.0) -> None:
         self.uri = uri.rstrip("/")
         self._http = httpx.Client(
-            base_url=self.uri, timeout=timeout, trust_env=False, headers=basic()
-        )
+            base_url=self.uri, timeout=timeout, trust_env=False, verify=certificates(),
+            headers=basic(),
+        )  # fmt: skip
 
     def experiment(self, name: str) -> str:
         """Id of the experiment of that name, made if it is not there."""

@@ -8,6 +8,7 @@ import re
 import runpy
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,7 +95,7 @@ def _settings(kind: str) -> Any:
 
 
 def _faults(model: type[Config], written: dict[str, Any]) -> list[str]:
-    whole = load_recipe("cpu-smoke").model_dump(mode="json") if model is Recipe else {}
+    whole = dict(_recipe("cpu-smoke")) if model is Recipe else {}
     if "folder" in written.get("base", {}):
         whole.pop("base", None)  # which is a random one
     try:
@@ -102,6 +103,11 @@ def _faults(model: type[Config], written: dict[str, Any]) -> list[str]:
     except ValidationError as error:
         return [line for line in explain(error, model) if not line.endswith(MISSING)]
     return []
+
+
+@cache
+def _recipe(name: str) -> dict[str, Any]:
+    return load_recipe(name).model_dump(mode="json")
 
 
 def _merged(old: Any, new: Any) -> Any:
@@ -124,7 +130,7 @@ def _filled(part: Any) -> Any:
 
 def _shipped(kind: str) -> Any:
     for name in ("cpu-smoke", "cpu-demo-opd"):
-        recipe = load_recipe(name).model_dump(mode="json")
+        recipe = _recipe(name)
         for owner in (*recipe["experts"].values(), recipe["unified"]):
             for stage in owner["path"]:
                 if kind in stage:

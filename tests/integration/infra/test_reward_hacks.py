@@ -16,6 +16,7 @@ import pytest
 
 from curricula.coding.repository import KINDS, Size, draw_repository
 from engines.types import Message, Problem, Status, ToolCall, Transcript
+from infra import repositories
 from infra.repositories import Check, Files, Judgement, judge, pool, report
 from infra.sandbox.python import level
 from rewards import agent_outcomes
@@ -113,7 +114,9 @@ IN_OTHER_FILES = {
 def sandboxes() -> Iterator[None]:
     if not level().holds:
         pytest.skip(f"this machine confines by {level()} only")
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repositories, "LIMITS", replace(repositories.LIMITS, cpu_seconds=1))
+        yield
     pool("confined").close()
     pool.__globals__["_pool_of"].cache_clear()
 

@@ -12,7 +12,7 @@ from infra.sandbox.kinds import bubblewrap, container, process, remote
 from infra.sandbox.python import Level, Mechanism, level
 from infra.sandbox.sandbox import Limits, Sandbox
 from tests.parts.sandbox_server import sandbox_server
-from tests.parts.sandboxes import Run
+from tests.parts.sandboxes import EACH, Run
 
 PROCESS: dict[str, tuple[Mechanism, ...]] = {
     "process": ("namespaces", "landlock", "seccomp"),
@@ -20,6 +20,12 @@ PROCESS: dict[str, tuple[Mechanism, ...]] = {
     "process-namespaces": ("namespaces", "seccomp"),
 }
 KINDS = [*PROCESS, "bubblewrap", "container", "remote"]
+FOR_CONTRACT = KINDS if EACH else ["process", "bubblewrap", "container", "remote"]
+"""how a process is confined changes nothing of what it answers"""
+FOR_ATTACKS = (
+    KINDS if EACH else ["process-landlock", "process-namespaces", "bubblewrap", "container"]
+)
+"""what holds in the weaker processes holds in their sum, which a remote server has too"""
 IMAGE = "TRIBUTARY_TEST_SANDBOX_IMAGE"
 """names an image with Python, by its digest, for the kind `container`"""
 Start = Callable[[Limits], Sandbox]

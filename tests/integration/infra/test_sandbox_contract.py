@@ -16,14 +16,14 @@ import pytest
 from infra.errors import InputError
 from infra.sandbox.kinds import bubblewrap, container, process, remote
 from infra.sandbox.sandbox import Limits, Sandbox, SandboxLost, SandboxRefused, Snapshot
-from tests.parts.sandbox_kinds import KINDS, Start, starting
+from tests.parts.sandbox_kinds import FOR_CONTRACT, Start, starting
 from tests.parts.sandbox_server import sandbox_server
 
 pytestmark = pytest.mark.integration
 LIMITS = Limits(seconds=60.0, disk=8 << 20, output=6_000_000)
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(params=FOR_CONTRACT, scope="module")
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     with starting(request.param) as started:
         yield started

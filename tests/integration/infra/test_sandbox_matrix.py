@@ -21,13 +21,13 @@ from infra.sandbox.kinds import bubblewrap, process
 from infra.sandbox.sandbox import Limits, SandboxRefused, Snapshot
 from tests.parts.machine import until
 from tests.parts.sandbox_attacks import AMONG_MANY, IN_A_CONTAINER, PROGRAM, attacks
-from tests.parts.sandbox_kinds import KINDS, starting
+from tests.parts.sandbox_kinds import FOR_ATTACKS, starting
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "bubblewrap of one process"])
+@pytest.mark.parametrize("kind", [*FOR_ATTACKS, "bubblewrap of one process"])
 def test_none_of_many_attacks_works(kind: str) -> None:
     """Tried by one process, and where the kind allows it by one of many; by root, where it runs the
     tests, who is nobody inside."""
@@ -111,7 +111,7 @@ def _users_of_children(known: set[int]) -> set[int]:
     return {child.uids().effective for child in children if child.pid not in known}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FOR_ATTACKS)
 def test_no_memory_is_held_beyond_the_addresses_that_count(kind: str) -> None:
     """Memory that is shared without a file stays while one page of it has an address, and was told
     of nowhere: 1.7 GiB of a program that may have 256 MiB."""
@@ -156,7 +156,7 @@ print(looked > 100, sorted(found))
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FOR_ATTACKS)
 def test_a_later_command_s_memory_holds_nothing_of_earlier_ones(kind: str) -> None:
     """A reward may have run hidden tests there before."""
     with starting(kind) as start:
@@ -206,13 +206,13 @@ def test_a_time_limit_holds_to_half_a_second() -> None:
     if why := bubblewrap.refusal():
         pytest.skip(why)
     code = "import os\nfor _ in range(5): os.fork()\nwhile True: pass"
-    with bubblewrap.start(Limits(2.0, 60, processes=64, memory=1 << 30)) as sandbox:
+    with bubblewrap.start(Limits(1.0, 60, processes=64, memory=1 << 30)) as sandbox:
         told = sandbox.exec(["python", "-c", code])
     assert told.status == "timeout"
-    assert told.seconds < 2.5
+    assert told.seconds < 1.5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FOR_ATTACKS)
 def test_folders_nested_by_the_thousand_end_nothing(kind: str) -> None:
     code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
     with starting(kind) as start:

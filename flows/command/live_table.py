@@ -94,7 +94,7 @@ def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table
 
 
 def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> int:
-    """Scores, notes and links of a run that is over."""
+    """Scores, notes and links of a run that is over, and how to talk to its last model."""
     report = build_report(record, plan)
     console.print(state_line(report), markup=False)
     if verdict := what_training_did(report):
@@ -110,6 +110,10 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
     links.pop("report", "")  # another machine may have made it, or nobody yet
     for title, url in (links | ({"report": page.as_uri()} if page.is_file() else {})).items():
         console.print(f"{title}: {url}", markup=False, soft_wrap=True)
+    trained = [stage.name for stage in plan if stage.model]
+    if trained and report.state == "completed":
+        where = f"{report.run}/{trained[-1]}"
+        console.print(f"try it: tributary chat {where}", markup=False, soft_wrap=True)
     return 0 if report.state == "completed" else 1
 
 

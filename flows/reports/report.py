@@ -335,7 +335,8 @@ def context_notes(report: Report, recipe: Recipe) -> list[str]:
         best = max(mean(report.scores[name]) for name in experts)
         gain = 100 * (mean(report.scores[UNIFIED]) - best)
         said.append(
-            f"The unified model's mean over domains is {gain:+.1f} points from the best expert's."
+            f"The unified model's mean over domains is {abs(gain):.1f} points"
+            f" {'below' if gain < 0 else 'above'} the best expert's."
         )
     if recipe.base.random is not None and recipe.unified is not None:
         said.append(

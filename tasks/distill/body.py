@@ -175,15 +175,16 @@ def check_counts(
 
 def _few_kept(name: str, count: dict[str, int], failure: str) -> StageWarning:
     """`failure`: why verdicts failed, if any did."""
-    dropped = {reason: n for reason, n in count.items() if n and reason not in ("sampled", "kept")}
-    left = f"only {count['kept']} rollouts" if count["kept"] else "no rollout"
-    are = "are" if count["kept"] else "is"
+    reasons = ((reason, n) for reason, n in count.items() if reason not in ("sampled", "kept"))
+    dropped = ", ".join(f"{n} as {reason}" for reason, n in reasons if n)
+    kept = count["kept"]
+    left = {0: "no rollout", 1: "only 1 rollout"}.get(kept, f"only {kept} rollouts")
     failed = f"; verdicts failed: {failure}" if failure else ""
     advice = "train its expert longer, or lower `min_outcome`"
     return StageWarning(
-        what=f"{left} of {name} {are} in the dataset, of {count['sampled']} sampled",
-        cause=f"the filters dropped {'the others' if count['kept'] else 'all of them'}: {dropped}"
-        f"{failed}",
+        what=f"{left} of {name} {'are' if kept > 1 else 'is'} in the dataset, of"
+        f" {count['sampled']} sampled",
+        cause=f"the filters dropped {'the others' if kept else 'all of them'}: {dropped}{failed}",
         advice=way_out(failure).lower() if failure else advice,
         figures=dict(count),
     )

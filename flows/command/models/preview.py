@@ -306,7 +306,8 @@ def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
     yield from seen.choices
     which = "all rows" if seen.are_all else "the first rows (--read reads more)"
     rows = "row" if counts.read == 1 else "rows"
-    yield f"{counts.read} {rows} read, {which}; {good} can be trained on, {counts.num_bad} are bad"
+    bad = "1 is bad" if counts.num_bad == 1 else f"{counts.num_bad} are bad"
+    yield f"{counts.read} {rows} read, {which}; {good} can be trained on, {bad}"
     if good and kind == "prompts":
         yield f"{counts.tokens} tokens of prompts, {counts.tokens / good:.0f} a row"
     elif good:

@@ -78,7 +78,7 @@ def test_a_domain_in_which_no_model_was_ever_right_is_said() -> None:
     [
         (0, "", "no rollout of d is in the dataset, of 100 sampled", "lower `min_outcome`"),
         (0, "KeyError: 'answer'", "no rollout of d is", "verdicts failed: KeyError: 'answer'"),
-        (1, "", "only 1 rollouts of d are in the dataset, of 100 sampled", "the others: {'wrong'"),
+        (1, "", "only 1 rollout of d is in the dataset, of 100 sampled", "the others: 99 as wrong"),
         (2, "", "", ""),
     ],
 )

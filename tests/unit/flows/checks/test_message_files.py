@@ -219,7 +219,7 @@ def test_preview_shows_what_is_trained_on_and_counts_the_rows(
     said = capsys.readouterr().out
     assert said.count("⟦") == 1
     assert "<|user|>12+30<|assistant|><think></think>⟦42<|endoftext|>⟧" in said
-    assert "3 rows read, all rows; 2 can be trained on, 1 are bad" in said
+    assert "3 rows read, all rows; 2 can be trained on, 1 is bad" in said
     assert "chats.jsonl:2: the assistant says nothing" in said
     assert "read as messages (OpenAI)\nnot read: source\n" in said
     with pytest.raises(SystemExit) as ended:

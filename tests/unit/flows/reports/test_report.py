@@ -163,7 +163,7 @@ def test_the_mean_stands_last_in_the_table(record: RunRecord) -> None:
 
 def test_the_notes_say_that_the_gap_to_experts_is_large_by_construction(record: RunRecord) -> None:
     said = " ".join(notes(_report(record), record.recipe()))
-    assert "+50.0 points from the best expert's" in said  # 0.8 less the means 0.3 of both experts
+    assert "50.0 points above the best expert's" in said  # 0.8 less the means 0.3 of both experts
     assert "a large gap between them and the unified model is by construction" in said
     # gains .5, .5, .5, 0: n = 6, 1.5 / 6 -+ 1.959964 x sqrt((1.75 / 6 - 1 / 16) / 6), which is
     # .25 -+ .38304;
@@ -296,7 +296,9 @@ def test_what_is_wrong_with_a_result_is_said_wherever_the_run_is_shown(
     assert f"- **{markdown_text(line)}**" in text
     console = Console(record=True, width=300, file=StringIO())
     show_end(record, plan, console)
-    assert f"warning: {line}" in console.export_text()
+    shown = console.export_text()
+    assert f"warning: {line}" in shown
+    assert f"try it: tributary chat {record.run}/unified-rl" in shown
     html = page(record, report, plan)
     assert "all rewards were &lt;equal&gt;" in html
     assert html.index('id="warnings"') < html.index('id="river"')

@@ -209,7 +209,8 @@ class ChildProcesses:
 
     def _silent(self, seconds: float) -> EngineError:
         return EngineError(
-            f"the parent of engine processes gave no answer in {seconds:.0f} s; {self._advice()}"
+            f"the parent of engine processes gave no answer in {seconds:.0f} s: it hangs, or other"
+            f" programs leave it no time; let less run beside it and try again; {self._advice()}"
         )
 
     def _gone(self) -> ParentEnded:
@@ -217,7 +218,8 @@ class ChildProcesses:
 
     def _advice(self) -> str:
         path = self.logs / _LOG
-        return f"the end of {path}:\n{log_tail(path)}"
+        tail = log_tail(path)
+        return f"the end of {path}:\n{tail}" if tail else f"its log {path} is empty"
 
 
 def _runs(pid: int) -> bool:

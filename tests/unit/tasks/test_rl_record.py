@@ -19,6 +19,7 @@ from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
 from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
+from tasks import series
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.stage_record import RlRecord
 from tasks.series import SERIES_FILE, thinned
@@ -282,19 +283,20 @@ def test_rollouts_of_a_prompt_that_could_not_be_written_are_counted_and_shown(tm
     assert len(rows) == 2
 
 
-def test_a_checkpoint_after_many_steps_is_as_large_as_one_after_few(tmp_path):
+def test_a_checkpoint_after_many_steps_is_as_large_as_one_after_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(series, "FEWEST_POINTS", 100)
     made = record(Reporter())
     groups = step(1, sample(0, 1.0), sample(1, 0.0), teacher_kl=0.5)
     sizes = {}
-    for number in range(1, 3201):
+    for number in range(1, 801):
         groups.step = groups.version = number
         made.observe(groups, ServerUse(), {})
         if number % 100 == 0:
             made._gallery.take()
             made.save(tmp_path)
             sizes[number] = (tmp_path / "state.json").stat().st_size
-    assert sizes[3200] < 1.05 * sizes[1600]
-    assert len(made.curve.training) == 800
+    assert sizes[800] < 1.05 * sizes[400]
+    assert len(made.curve.training) == 200
     assert made.summary()["outcome_first"] == made.summary()["teacher_kl_last"] == 0.5
 
 

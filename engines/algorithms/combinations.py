@@ -27,6 +27,7 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
     yield from _advantage(algorithm)
     yield from _pairs(algorithm)
     yield from _old_logprobs(algorithm)
+    yield from _routing(algorithm)
     yield from _terms(algorithm)
 
 
@@ -151,6 +152,19 @@ def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
         )
 
 
+def _routing(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.routing_replay == "engine":
+        yield (
+            "routing_replay: engine is not supported: rollouts do not record the experts that"
+            " servers chose; write trainer, with old_logprobs: trainer"
+        )
+    elif algorithm.routing_replay == "trainer" and algorithm.old_logprobs == "engine":
+        yield (
+            "routing_replay: trainer takes the experts of the pass for the old logprobs, and with"
+            " old_logprobs: engine there is no such pass; set old_logprobs to trainer"
+        )
+
+
 def _terms(algorithm: Algorithm) -> Iterator[str]:
     kl = algorithm.kl
     if not kl.coef:
@@ -214,6 +228,8 @@ def describe(algorithm: Algorithm) -> str:
         parts.append(f"overlong margin {a.overlong.margin:g} weight {a.overlong.weight:g}")
     if a.entropy_bonus:
         parts.append(f"entropy bonus {a.entropy_bonus:g}")
+    if a.routing_replay != "none":
+        parts.append(f"experts of the {a.routing_replay}'s first pass")
     rest = f"old logprobs of the {a.old_logprobs}, truncated: {a.truncated}"
     return " x ".join(parts) + f"; {rest}, {a.mini_batches} mini-batches"
 

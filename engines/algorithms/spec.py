@@ -56,6 +56,10 @@ class Algorithm(Config):
     old_logprobs: Literal["engine", "trainer"] = "engine"
     """the ratio's denominator: what the engine reported, or a forward pass of the trainer before
     the first update of the step"""
+    routing_replay: Literal["none", "trainer", "engine"] = "none"
+    """which experts a token has in the updates of a mixture of experts: those that its routers
+    choose then, or (trainer) those of the pass for the old logprobs, so that a ratio compares one
+    network with itself. engine, those that the servers chose, is refused: rollouts lack them"""
     mini_batches: PositiveInt = 2
     """number of optimizer steps for one batch of rollouts"""
     agreement_gate: PositiveFloat = 1e-3

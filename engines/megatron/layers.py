@@ -29,6 +29,7 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
@@ -39,6 +40,7 @@ from engines.megatron.attention import attend
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import Rotate
 from engines.megatron.train.pack import Pack
+from engines.megatron.train.routes import Replay
 
 
 class PackedAttention(MegatronModule):
@@ -169,6 +171,8 @@ class ExpertRouter(TopKRouter):
         super().__init__(*given, **named)
         self.sent: Tensor | None = None
         """tokens that each expert got in passes with a gradient, on this rank"""
+        self.replay = Replay()
+        self.router_replay = self.replay
 
     def _apply_aux_loss(
         self,
@@ -217,6 +221,16 @@ class ExpertRouter(TopKRouter):
         return self
 
 
+class ExpertLayer(TransformerLayer):
+    """Megatron's layer, whose router hears of its pack. The backward pass may compute it again,
+    between layers of another pack."""
+
+    def forward(self, *given: Any, packed_seq_params: Pack, **named: Any) -> Any:  # pyrefly: ignore[bad-override]
+        experts: Any = self.mlp
+        experts.router.replay.pack = packed_seq_params.routes
+        return super().forward(*given, packed_seq_params=packed_seq_params, **named)
+
+
 @dataclass(frozen=True, slots=True)
 class Routers:
     """Those of this rank's layers: of a dense model none, and of others as many as fall to it."""
@@ -227,6 +241,8 @@ class Routers:
     @classmethod
     def of(cls, network: torch.nn.Module, config: TransformerConfig) -> Routers:
         each = tuple(m for m in network.modules() if isinstance(m, ExpertRouter))
+        for number, router in enumerate(each):
+            router.replay.layer = number
         return cls(each, config.num_moe_experts or 0)
 
     def begin(self, units: float, tokens: float) -> None:
@@ -300,6 +316,7 @@ def layer_spec(
     )
     layer: Any = spec.submodules
     if has_experts:
+        spec.module = ExpertLayer
         layer.mlp.submodules.router = ExpertRouter
     else:
         layer.mlp.submodules.linear_fc1, layer.mlp.submodules.linear_fc2 = Column, Row

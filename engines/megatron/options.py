@@ -69,6 +69,9 @@ OFFLOAD_NEEDS_GPU = (
     "trainer.megatron.optimizer_cpu_offload needs a GPU: on a CPU the optimizer's state is in host"
     " memory already; leave it out"
 )
+REPLAY_NEEDS_EXPERTS = (
+    "algorithm.routing_replay needs a mixture of experts, and this model is dense; leave it out"
+)
 _BIAS = "moe_router_enable_expert_bias"
 STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 _RECOMPUTED = ("core_attn", "mlp")
@@ -92,6 +95,12 @@ def check_layout(
     _check_together(megatron_options, precision)
     _check_router_terms(shape, megatron_options)
     _check_sizes(shape, parallel, megatron_options)
+
+
+def check_replay(hf_config: Mapping[str, Any], replay: str) -> None:
+    """Raise InputError if no router of the model has an expert to take again."""
+    if replay != "none" and model_shape(hf_config).mixture is None:
+        raise InputError(REPLAY_NEEDS_EXPERTS)
 
 
 _REDUCING = ("overlap_grad_reduce", "pad_buckets_for_high_nccl_busbw")

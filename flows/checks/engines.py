@@ -18,6 +18,7 @@ from engines.megatron.options import (
     check_effects,
     check_layout,
     check_lora,
+    check_replay,
 )
 from engines.megatron.spec import Optimizer, Parallel
 from engines.sglang.idle_options import idle_options
@@ -155,8 +156,7 @@ def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
-    """Layouts that the model does not divide into, Megatron options that are wrong, and those that
-    the machine lacks something for."""
+    """Layouts and options that do not fit the model, Megatron or the machine."""
     if stage.spec.trainer is None:
         return
     roles = [("", stage.spec.trainer, stage.resources.trainer)]
@@ -183,6 +183,8 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
             if trainer is not stage.spec.trainer or not role:  # a critic may have the policy's
                 check_effects(layout, trainer.megatron)
             is_valued = bool(role) or "reward" in stage.spec.trained_roles
+            if known and policy is not None and not role:
+                check_replay(config, policy.algorithm.routing_replay)
             if known or is_valued:
                 check_lora(config, trainer.lora, has_value_head=is_valued)
         except InputError as error:

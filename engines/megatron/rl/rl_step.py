@@ -1,10 +1,14 @@
 """One step of reinforcement learning on one rank.
 
 samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
+
+With routing replay, updates take the experts that the pass for the old logprobs chose; the
+reference and teachers choose their own.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +30,7 @@ from engines.step_inputs import StepInputs, TrainedStep, Values
 
 if TYPE_CHECKING:
     from engines.megatron.rl.trainer import RlTrainer
+    from engines.megatron.train.routes import Routes
     from engines.megatron.train.training import StepStats
 
 
@@ -40,7 +45,10 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     own = trainer.own_part(batch.learned, parts) if alone else None
     if own is not None:
         batch.fill(own.tolist())
-    old = _old(trainer, batch, algorithm)
+    replays = algorithm.routing_replay == "trainer"
+    routes = trainer.routes(batch.flat.num_tokens) if replays else None
+    old = _old(trainer, batch, algorithm, routes)
+    learned = replace(batch.learned, routes=routes)
     reference = _reference(trainer, batch, algorithm) if _reads_reference(inputs) else None
     teachers = None
     if "teachers" in algorithm.needs:
@@ -54,7 +62,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     norms: list[float] = []
     for indices in parts:
         objective = batch.objective(algorithm, trainer.layout, targets, indices)
-        stats = trainer.forward_backward(batch.learned, indices, objective)
+        stats = trainer.forward_backward(learned, indices, objective)
         if not steps:
             ours, those = _before_updates(trainer, batch, old, objective, indices)
             known = partial(known_tokens, batch, ours, those, inputs.version)
@@ -81,12 +89,14 @@ def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float
     return batch.kl_rewards(algorithm, old, reference)
 
 
-def _old(trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
-    """The trainer's own logprobs before the step, on the tokens of `RlBatch.scored`; None if the
-    engine's are used instead."""
+def _old(
+    trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm, routes: Routes | None = None
+) -> NDArray[np.float32] | None:
+    """The trainer's own logprobs before the step, on the tokens of `RlBatch.scored`, whose experts
+    `routes` gets; None if the engine's are used instead."""
     if algorithm.old_logprobs == "engine":
         return None
-    return trainer.score(batch.scored(algorithm), algorithm.temperature)
+    return trainer.score(replace(batch.scored(algorithm), routes=routes), algorithm.temperature)
 
 
 def _reference(

@@ -19,10 +19,12 @@ from engines.megatron import device
 from engines.megatron.adapters import adapters_off
 from engines.megatron.hf.layout import served_weights
 from engines.megatron.model import PolicyModel
+from engines.megatron.options import REPLAY_NEEDS_EXPERTS
 from engines.megatron.parallel import control_group, start_parallel, stop_parallel
 from engines.megatron.rl.rl_step import token_rewards_of, train_on
 from engines.megatron.rl.teachers import Reference, Teachers
 from engines.megatron.train.pack import FlatSequences
+from engines.megatron.train.routes import Routes
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.step_inputs import StepInputs, TrainedStep
 from engines.weights.buckets import TrainedWeights
@@ -31,7 +33,7 @@ from engines.weights.cuda_ipc import gpu_of
 from engines.weights.ranks import Ranks
 from engines.weights.spec import WeightTransport
 from engines.weights.transport import PublishReport, Transport, find_targets
-from infra.errors import EngineError
+from infra.errors import EngineError, InputError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
 _AUTO = WeightTransport()
@@ -68,6 +70,12 @@ class RlTrainer(SftTrainer):
         return token_rewards_of(self, inputs)
 
     # Scoring
+
+    def routes(self, num_tokens: int) -> Routes:
+        """Where the experts of so many tokens can be noted. Raises InputError for a dense model."""
+        if self.shape.mixture is None:
+            raise InputError(REPLAY_NEEDS_EXPERTS)
+        return Routes(num_tokens, len(self._routers.each), self.shape.mixture)
 
     def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
         """The same under the weights that this Trainer was made with."""

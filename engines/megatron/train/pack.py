@@ -26,6 +26,7 @@ from torch import Tensor
 
 from engines.batching import MicroBatch
 from engines.megatron.parallel import Layout
+from engines.megatron.train.routes import PackRoutes, Routes
 
 Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
 """one for each token"""
@@ -48,6 +49,8 @@ class FlatSequences:
     comparison: Ints
     """of each: those of one number stand in a row, and are in one micro-batch, as their loss
     compares them"""
+    routes: Routes | None = None
+    """the tokens' experts, which a pass notes or takes; None: it does neither"""
 
     @staticmethod
     def of(
@@ -138,6 +141,8 @@ class Pack(PackedSeqParams):
     """where each token of the first block goes when its sequences are padded; None: they are not"""
     key_rows: Tensor | None = None
     """[K] the spans' keys among the tokens of all context-parallel ranks; None without cp"""
+    routes: PackRoutes | None = None
+    """experts of the pack's tokens; None: routers choose"""
 
     def forget_angles(self) -> None:
         self.angles = self.window_angles = None  # pyrefly: ignore[bad-assignment]
@@ -171,6 +176,11 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
     begins = np.cumsum(flat.lengths[chosen]) - flat.lengths[chosen]
     local = begins[segment] + np.minimum(position, last)
 
+    routes = None
+    if flat.routes is not None:
+        is_padding = (position > last) | (not indices)
+        routes = flat.routes.of_pack(source, is_padding, layout)
+
     ends_q, ends_k = (_to_device(_ends(sizes)) for sizes in (spans.queries, spans.keys))
     blocks = spans.blocks()
     return Pack(
@@ -193,6 +203,7 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
         blocks=blocks,
         slots=_to_device(spans.slots(blocks[0])) if blocks[0].is_padded else None,
         key_rows=_to_device(spans.key_rows(padded, cp)) if cp > 1 else None,
+        routes=routes,
     )
 
 

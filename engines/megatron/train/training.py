@@ -279,6 +279,8 @@ class Training:
         # A pass forward is a third of one there and back.
         self.scored_flops += float(self._flops(flat)[chosen].sum()) / 3
         scored = self._schedule(packs, scoring_step(head), forward_only=True)
+        if flat.routes is not None:
+            flat.routes.note([pack.routes for pack in packs if pack.routes], self.layout)
         return list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
 
     def gathered(self, scored: Sequence[tuple[Pack, Tensor]], total: int) -> NDArray[np.float32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engines.megatron.hf.layout import served_weights
 from engines.megatron.spec import TrainerSettings
 from engines.megatron.train.objectives import SftObjective
 from engines.megatron.train.pack import FlatSequences
+from engines.megatron.train.routes import Routes
 from engines.sglang.client import GenerationClient
 from engines.sglang.servers.server import Place
 from engines.sglang.servers.slots import ServerSlots
@@ -126,9 +128,10 @@ def test_weights_come_back_to_the_bit_and_give_the_numbers_of_transformers(
         assert_gradients(found, wanted)
 
 
-def gradients(trainer: Any, batch: list[Any]) -> dict[str, Any]:
+def gradients(trainer: Any, batch: list[Any], routes: Routes | None = None) -> dict[str, Any]:
     """By HF name, after the forward and backward pass of a supervised step in one process."""
     flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
+    flat = replace(flat, routes=routes)
     trainer.forward_backward(flat, np.arange(len(batch)), SftObjective())
     found: dict[str, Any] = {}
     for served in served_weights(trainer.network, trainer.shape, trainer.layout):

@@ -19,7 +19,7 @@ from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
-from infra.errors import AgreementError
+from infra.errors import AgreementError, InputError
 from infra.user_files import install_hooks, read_hooks
 from tests.integration.megatron.megatron_models import make_model, samples, sequences
 
@@ -145,6 +145,13 @@ def test_recomputed_old_logprobs_make_the_first_ratio_one(folder: Path) -> None:
         assert metrics["ratio_mean"] == pytest.approx(ratio, rel=1e-4)
         assert metrics["mismatch_k1"] == pytest.approx(-0.3, abs=1e-4)
         assert metrics["mismatch_ratio_p50"] == pytest.approx(np.exp(0.3), rel=1e-4)
+
+
+def test_a_dense_model_has_no_experts_to_replay(folder: Path) -> None:
+    trainer = trainer_of(folder)
+    algorithm = Algorithm(old_logprobs="trainer", routing_replay="trainer")
+    with pytest.raises(InputError, match="this model is dense"):
+        trainer.rl_step(StepInputs(rollouts(trainer), algorithm, False))
 
 
 def test_the_gate_holds_before_the_trainers_own_old_logprobs_hide_a_mismatch(folder: Path) -> None:

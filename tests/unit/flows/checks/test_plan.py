@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.catalog import FLOWS, plan_of
+from flows.checks.engines import algorithm_problems, trainer_problems
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
@@ -117,3 +118,30 @@ def test_every_preset_of_the_study_samples_as_many_rollouts() -> None:
         assert isinstance(rl, RlSettings)
         drawn = rl.problems_per_step, rl.group_size, rl.steps
         assert (*drawn, rl.oversample, rl.refill_rounds) == (24, 8, 20, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("routing_replay: trainer", ["there is no such pass; set old_logprobs to trainer"]),
+        ("routing_replay: engine", ["engine is not supported: rollouts do not record"]),
+        ("routing_replay: trainer, old_logprobs: trainer", []),
+    ],
+)
+def test_a_routing_is_replayed_that_a_pass_of_the_trainer_chose(
+    written: str, said: list[str]
+) -> None:
+    recipe = load_recipe("cpu-smoke", [f"unified.path.rl.algorithm={{{written}}}"])
+    found = [line for stage in plan_post_train(recipe) for line in algorithm_problems(stage)]
+    assert len(found) == len(said)
+    assert all(wanted in line for wanted, line in zip(said, found, strict=True)), found
+
+
+def test_only_a_mixture_of_experts_has_a_routing_to_replay() -> None:
+    replay = "unified.path.rl.algorithm={old_logprobs: trainer, routing_replay: trainer}"
+    for experts, is_refused in ((0, True), (4, False)):
+        changes = [replay, *([f"base.random.experts={experts}"] if experts else [])]
+        recipe = load_recipe("cpu-smoke", changes)
+        plan = plan_post_train(recipe)
+        found = [line for stage in plan for line in trainer_problems(recipe, stage)]
+        assert any("routing_replay needs a mixture" in line for line in found) == is_refused, found

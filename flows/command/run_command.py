@@ -138,6 +138,8 @@ def _removed(record: RunRecord) -> list[str]:
 LOST_SECONDS = 15.0
 """how long a flow that Prefect takes for running may have no process; Prefect itself needs minutes
 to see that a flow and its worker died"""
+LOADING_SECONDS = 90.0
+"""the same for a flow that has just begun: on a busy machine it loads for a while first"""
 _LOST = "LOST"
 
 
@@ -231,6 +233,7 @@ class _Deployed:
         self._state, self._message, self._asked = "PENDING", "", 0.0
         self._silent, self._console = False, console
         self._answered = self._lived = time.monotonic()
+        self._has_begun = False
         for title, page in (
             ("Prefect run", f"{stack.prefect_ui}/runs/flow-run/{self._flow_run}"),
             ("MLflow", front_page(stack.mlflow_uri)),
@@ -279,9 +282,10 @@ class _Deployed:
             return
         now = time.monotonic()
         self._answered, self._silent = now, False
+        is_loading = self._state == "RUNNING" and not self._has_begun
         if lives:
-            self._lived = now
-        elif now - self._lived > LOST_SECONDS:
+            self._lived, self._has_begun = now, self._state == "RUNNING"
+        elif now - self._lived > (LOADING_SECONDS if is_loading else LOST_SECONDS):
             hangs = is_running(self._record.run)
             self._state = _LOST
             self._message = f"its process {'hangs; resume ends it' if hangs else 'is gone'}"
@@ -317,13 +321,14 @@ class _Deployed:
         state = self._record.state()
         if state.state == "completed":  # by another flow, which this one gave way to
             return
+        lost = (
+            f"run {self._record.run}: the state of its flow is {self._state}: {self._message}\n"
+            f"resume with: tributary resume {self._record.run}"
+        )
         if state.state == "running":
             if not is_running(self._record.run):
                 message = f"flow {self._state}: {self._message}"
                 failed = state.model_copy(update={"state": "failed", "message": message})
                 self._record.put_state(failed)
-            raise StageFailed(
-                f"run {self._record.run}: the state of its flow is {self._state}: {self._message}\n"
-                f"resume with: tributary resume {self._record.run}"
-            )
-        raise StageFailed(state.message or f"run {self._record.run}: {self._state} {self._message}")
+            raise StageFailed(lost)
+        raise StageFailed(state.message or lost)

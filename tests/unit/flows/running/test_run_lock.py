@@ -211,7 +211,7 @@ def test_a_flow_without_a_process_is_lost_before_prefect_sees_it(
     api: Api, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker died with it, so that nobody told Prefect."""
-    monkeypatch.setattr("flows.command.run_command.LOST_SECONDS", 1.0)
+    monkeypatch.setattr("flows.command.run_command.LOADING_SECONDS", 1.0)
     api.flow_state = "RUNNING"
     with pytest.raises(StageFailed, match=r"LOST: its process is gone\n.*tributary resume"):
         continue_run(record.run, Console(quiet=True))

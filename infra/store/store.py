@@ -104,7 +104,8 @@ class Store:
                 return []
         names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries}
         # S3 lists a folder's own placeholder; our drafts of atomic writes are nobody's business.
-        return sorted(n for n in names if n != Path(path).name and not n.startswith("."))
+        names.discard(Path(path).name)
+        return sorted(name for name in names if not name.startswith("."))
 
     def delete_tree(self, path: str) -> None:
         """Remove a folder and all in it; nothing happens when there is none."""

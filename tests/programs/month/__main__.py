@@ -36,7 +36,7 @@ RESULT = Path("build/month.json")
 DAYS, STEPS_A_DAY = 30, 667
 GROWTH = 1.1
 """of the last day over the first"""
-LIMIT_S = 1800.0
+LIMIT_S = 3600.0
 _SETTLED = 20
 """updates of an attempt that do not count: it warms up"""
 

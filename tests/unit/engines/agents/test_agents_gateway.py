@@ -243,21 +243,22 @@ async def test_a_long_request_does_not_keep_others_waiting(what: str, tmp_path: 
     body = json.dumps({"messages": LONG[what]}).encode()
     async with served(AgentSession(host, PROBLEM, SessionLimits())) as (url, key):
         blocked: list[float] = []
-        watch = asyncio.create_task(_longest_pause(blocked))
+        watch = asyncio.create_task(_longest_work(blocked))
         counted = await post(url, key, f"{ANTHROPIC}/count_tokens", body)
         asked_for = await post(url, key, CHAT, body)
         watch.cancel()
     assert counted.status_code == 200, counted.text
     assert counted.json()["input_tokens"] > 10_000
     assert asked_for.status_code in (200, 400)
-    assert max(blocked) < 2.0, "tokens are found beside the event loop"
+    assert max(blocked) < 1.0, "tokens are found beside the event loop"
 
 
-async def _longest_pause(found: list[float]) -> None:
+async def _longest_work(found: list[float]) -> None:
+    """Processor time of the event loop's thread between two moments at which others have a turn."""
     while True:
-        began = time.perf_counter()
+        began = time.thread_time()
         await asyncio.sleep(0.01)
-        found.append(time.perf_counter() - began)
+        found.append(time.thread_time() - began)
 
 
 async def test_counting_tokens_has_the_limits_of_a_session() -> None:

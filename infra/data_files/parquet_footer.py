@@ -127,8 +127,9 @@ def _opened(source: Any) -> Generator[BinaryIO]:
 
 
 def _begin(said: dict[int, Any]) -> int:
-    """The first byte of a column."""
-    return min(said[9], said.get(11) or said[9])
+    """The first byte of a column; without values it has a dictionary at most, and a 0 for the
+    place of its first page of data."""
+    return min((at for at in (said[9], said.get(11)) if at), default=0)
 
 
 def _pages(file: BinaryIO, said: dict[int, Any]) -> tuple[int, int, set[int]]:

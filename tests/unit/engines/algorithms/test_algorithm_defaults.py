@@ -137,6 +137,7 @@ def test_the_defaults_of_the_other_parts() -> None:
         "overlong": None,
         "truncated": "train",
         "old_logprobs": "engine",
+        "routing_replay": "none",
         "mini_batches": 2,
         "agreement_gate": 1e-3,
     }

@@ -139,7 +139,7 @@ def test_scientific_notation_is_a_number() -> None:
         (
             "experts.agent.path.rl.algorithm.loss={kind: clipp}",
             "algorithm.loss: `kind` is one of clip, gspo, cispo, dis, reinforce, divergence, "
-            "custom; got 'clipp'; did you mean `clip`?",
+            "dpo, ipo, custom; got 'clipp'; did you mean `clip`?",
         ),
         ("experts={}", "at least one expert"),
         ("base.folder=/x", "base: give exactly one of"),

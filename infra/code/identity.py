@@ -91,7 +91,7 @@ class CodeIdentity(Config):
     """sha256 of the files that the recipe declares for them"""
     version: str
     commit: str = ""
-    """of the checkout, as `with_commit` finds it; empty for an installed wheel"""
+    """of the checkout, as the job finds it; empty for an installed wheel"""
     dirty: bool = False
     """whether one of `files` differs from the commit"""
 

@@ -16,11 +16,12 @@ import io
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,10 +29,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from infra.access import listening_host, reachable
-from infra.code.commit import with_commit
+from infra.code.identity import CodeIdentity
 from infra.code.undeclared_reads import watch_reads
 from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
-from infra.home import home
+from infra.home import SOURCE_ROOT, home
 from infra.processes.coroutines import place_of
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.memory import is_memory_error, kernel_kills
@@ -268,7 +269,7 @@ def _commit(
             out,
             identity=identity.content,
             inputs=identity.inputs,
-            code=with_commit(identity.code).model_dump(),
+            code=_with_commit(identity.code).model_dump(),
             again=identity.again,
             run=given.run,
             stage=given.stage,
@@ -328,6 +329,29 @@ def _heartbeat(claims: Claims, given: JobInput) -> Generator[None]:
     finally:
         over.set()
         thread.join(timeout=HEARTBEAT_SECONDS)
+
+
+def _with_commit(identity: CodeIdentity) -> CodeIdentity:
+    """The identity with the commit that git names, which takes a moment to find."""
+    commit, dirty = _git_state(SOURCE_ROOT, list(identity.files))
+    return identity.model_copy(update={"commit": commit, "dirty": dirty})
+
+
+def _git_state(root: Path, files: Sequence[str]) -> tuple[str, bool]:
+    """Commit of the checkout and whether one of the files differs from it."""
+    if not (root / ".git").exists():
+        return "", False
+    try:
+        commit = _git(root, "rev-parse", "HEAD").strip()
+        return commit, bool(_git(root, "status", "--porcelain", "--", *files).strip())
+    except (OSError, subprocess.SubprocessError):
+        return "", False
+
+
+def _git(root: Path, *arguments: str) -> str:
+    # Without the lock option `status` may rewrite the index under another git command's feet.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
 
 
 if __name__ == "__main__":

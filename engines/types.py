@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
+Experts: TypeAlias = "NDArray[np.uint8] | NDArray[np.int16]"
+"""[tokens, layers x experts of a token] that an engine chose, each number plus 1; 0: not known"""
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -152,6 +154,8 @@ class Sample:
     turn_rewards: list[float] = field(default_factory=list)
     """the part of `reward` that each of its turns earned, in order; the rest is its last turn's.
     Empty: nobody said, and all of it is"""
+    experts: Experts | None = None
+    """None: they were not asked for"""
 
     @property
     def num_trained_tokens(self) -> int:
@@ -180,17 +184,14 @@ class Sample:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sample):
             return NotImplemented
-        return all(
-            getattr(self, name).tobytes() == getattr(other, name).tobytes()
-            if name in _ARRAYS
-            else getattr(self, name) == getattr(other, name)
-            for name in (f.name for f in fields(self))
-        )
+        names = [f.name for f in fields(self)]
+        return all(_bits(getattr(self, name)) == _bits(getattr(other, name)) for name in names)
 
     __hash__ = None
 
 
-_ARRAYS = frozenset({"tokens", "loss_mask", "logprobs"})
+def _bits(value: Any) -> Any:
+    return value.tobytes() if hasattr(value, "tobytes") else value
 
 
 @dataclass(slots=True)
@@ -242,6 +243,8 @@ class Generation:
     logprobs: NDArray[np.float32]
     weight_versions: WeightVersions
     finish: Finish
+    experts: Experts | None = None
+    """of the token before each of these, from whose place it was sampled"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +397,4 @@ class Reward(Protocol):
 
 
 class ProtocolBreak(Exception):
-    """The model broke a tool's protocol: the episode ends as malformed, with reward 0.
-
-    An environment raises it from `Episode.step`; its text is the sample's reason.
-    """
+    """Of `Episode.step`: the model broke a tool's protocol; the rollout ends as malformed."""

@@ -68,6 +68,12 @@ class PolicySettings(Config):
         return None
 
     @property
+    def served(self) -> FleetSpec:
+        """Its servers, which compute as its trainer does, and say what updates replay."""
+        fleet = self.fleet.of_trainer(self.trainer.precision)
+        return fleet.with_experts() if self.algorithm.routing_replay == "engine" else fleet
+
+    @property
     def drawn(self) -> Mapping[Split, int]:
         """How many problems of a domain's split it needs at once."""
         held_out: dict[Split, int] = {"heldout": self.evaluate.problems} if self.evaluate else {}

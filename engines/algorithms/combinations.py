@@ -153,15 +153,11 @@ def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _routing(algorithm: Algorithm) -> Iterator[str]:
-    if algorithm.routing_replay == "engine":
-        yield (
-            "routing_replay: engine is not supported: rollouts do not record the experts that"
-            " servers chose; write trainer, with old_logprobs: trainer"
-        )
-    elif algorithm.routing_replay == "trainer" and algorithm.old_logprobs == "engine":
+    if algorithm.routing_replay == "trainer" and algorithm.old_logprobs == "engine":
         yield (
             "routing_replay: trainer takes the experts of the pass for the old logprobs, and with"
-            " old_logprobs: engine there is no such pass; set old_logprobs to trainer"
+            " old_logprobs: engine there is no such pass; set old_logprobs to trainer, or"
+            " routing_replay to engine"
         )
 
 
@@ -229,7 +225,7 @@ def describe(algorithm: Algorithm) -> str:
     if a.entropy_bonus:
         parts.append(f"entropy bonus {a.entropy_bonus:g}")
     if a.routing_replay != "none":
-        parts.append(f"experts of the {a.routing_replay}'s first pass")
+        parts.append(f"experts of the {a.routing_replay}")
     rest = f"old logprobs of the {a.old_logprobs}, truncated: {a.truncated}"
     return " x ".join(parts) + f"; {rest}, {a.mini_batches} mini-batches"
 

@@ -58,8 +58,8 @@ class Algorithm(Config):
     the first update of the step"""
     routing_replay: Literal["none", "trainer", "engine"] = "none"
     """which experts a token has in the updates of a mixture of experts: those that its routers
-    choose then, or (trainer) those of the pass for the old logprobs, so that a ratio compares one
-    network with itself. engine, those that the servers chose, is refused: rollouts lack them"""
+    choose then, or those of the trainer's pass for the old logprobs, or those of the engine that
+    sampled it, so that a ratio compares one network with itself"""
     mini_batches: PositiveInt = 2
     """number of optimizer steps for one batch of rollouts"""
     agreement_gate: PositiveFloat = 1e-3

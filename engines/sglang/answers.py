@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,7 +17,7 @@ import orjson
 from aiohttp import StreamReader
 
 from engines.sglang.turn_queue import AskedTurn
-from engines.types import Finish, Generation, Sampling
+from engines.types import Experts, Finish, Generation, Sampling
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.errors import EngineError
 
@@ -128,7 +129,17 @@ def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
         logprobs=np.array(logprobs, np.float32),
         weight_versions=_versions(meta, len(token_ids)),
         finish=finish,
+        experts=_experts(meta, len(token_ids)),
     )
+
+
+def _experts(meta: dict[str, Any], num_tokens: int) -> Experts | None:
+    """Of the token before each, in the fewest bytes; the engine has them as int32."""
+    said: str | None = meta.get("routed_experts")
+    if said is None or not num_tokens:
+        return None
+    numbers = np.frombuffer(b64decode(said), np.int32).reshape(num_tokens, -1) + 1
+    return numbers.astype(np.uint8 if numbers.max() < 256 else np.int16)
 
 
 def _scored(entries: list[list[Any]]) -> tuple[list[int], list[float]]:

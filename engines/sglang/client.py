@@ -82,10 +82,12 @@ class GenerationClient:
         routing: Routing = "spread",
         most_turns: int = MOST_RUNNING,
         stall_s: float = STALL_S,
+        with_experts: bool = False,
     ) -> None:
         """`max_batch`: turns in a request; 1 for servers without our plugin. `most_turns`: at the
         servers at once; others wait here, as long as those make progress. `stall_s`: how long a
-        request may make no progress, beside the time of its tokens."""
+        request may make no progress, beside the time of its tokens. `with_experts`: servers of ours
+        that can, say which experts they chose."""
         self.router_url = router_url
         self.counts = ClientCounts()
         self.on_trouble: Callable[[], object] = lambda: None
@@ -94,6 +96,7 @@ class GenerationClient:
         """whether lost servers have to wait for their weights: that time does not count"""
         self.max_batch, self.most_turns = max_batch, most_turns
         self.routing: Routing = routing
+        self.with_experts = with_experts
         self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
         self._connected = asyncio.Semaphore(most_connections())
@@ -229,7 +232,7 @@ class GenerationClient:
         self.counts.requests += 1
         url = f"{self.router_url}/generate"
         session, headers = self._connections(), {LANE_HEADER: lane}
-        body = _body(name, turns, self.max_batch > 1)
+        body = _body(name, turns, self.max_batch > 1, self.with_experts)
         try:
             async with session.post(url, data=body, headers=headers) as response:
                 if response.status >= 400:
@@ -250,6 +253,9 @@ class GenerationClient:
         if answer.turn.is_over:
             return
         counts, num_tokens = self.counts, len(answer.generation.token_ids)
+        lacks_experts = answer.generation.experts is None and answer.generation.finish != "abort"
+        if self.with_experts and num_tokens and lacks_experts:
+            raise EngineError("a server answered tokens without the experts that it chose for them")
         self._progress.answer(request, num_tokens)
         counts.turns += 1
         counts.new_tokens += num_tokens
@@ -269,11 +275,18 @@ def most_connections() -> int:
     return _MOST_CONNECTIONS if files < 0 else max(1, min(files // 2, _MOST_CONNECTIONS))
 
 
-def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool) -> bytes:
+def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool, with_experts: bool) -> bytes:
     """Of a request of that name."""
     prompts = [turn.prompt_ids for turn in turns]
     parameters = [_parameters(turn.sampling) for turn in turns]
-    packed = pack(prompts, parameters, name, for_plugin=for_plugin, stream=len(turns) > 1)
+    packed = pack(
+        prompts,
+        parameters,
+        name,
+        for_plugin=for_plugin,
+        stream=len(turns) > 1,
+        with_experts=with_experts,
+    )
     return orjson.dumps(packed, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -59,6 +59,7 @@ class Fleet:
             max_batch=16 if use.takes_batches else 1,
             routing=terms.spec.routing if count > 1 else "spread",
             most_turns=terms.spec.most_turns * count,
+            with_experts=terms.spec.says_experts,
         )
         self._lease, self._terms = lease, terms
         self._asleep = 0

@@ -24,7 +24,7 @@ def register() -> None:
     server_hooks.install_mapped_weights()
     if not has_cuda():
         from engines.sglang import last_turn
-        from engines.sglang.cpu import cpu_attention, latent_attention
+        from engines.sglang.cpu import cpu_attention, host_memory, latent_attention
         from engines.sglang.cpu import row_invariant as rows
         from engines.sglang.cpu import seeded_sampling as seeded
 
@@ -34,6 +34,7 @@ def register() -> None:
         rows.install()
         seeded.install()
         latent_attention.install()
+        host_memory.install()
     _registered = True
 
 

@@ -3,7 +3,7 @@
 SGLang takes a list of sampling parameters for a batch, but the router's schema knows one for all
 of it, which would give every sequence the same seed. `session_params` is the one field of the
 request that the router hands on unread: the list travels there and our plugin puts it back. So do
-the names of the sequences, by which each can be aborted.
+the names of the sequences, by which each can be aborted, and the wish to hear of their experts.
 
 Whoever asks for `stream` there gets each sequence when it is done, in one event with all that are
 done in the same moment. SGLang alone would send all that there is of each with every token.
@@ -19,6 +19,7 @@ from engines.types import TokenIds
 
 FIELD = "sampling_of_each"
 _NAMES = "name_of_each"
+_EXPERTS = "experts_of_each"
 _REQUEST = "sglang.srt.managers.io_struct.GenerateReqInput"
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _BY_SEQUENCE = "is_answered_by_sequence"
@@ -39,14 +40,19 @@ def pack(
     *,
     for_plugin: bool = True,
     stream: bool = False,
+    with_experts: bool = False,
 ) -> dict[str, Any]:
     """Body of a `/generate` request for several sequences; both lists have one entry for each.
 
     `request`: its name, which no other has; without one its sequences have no name that is known.
     `for_plugin`: the server has our plugin. One without it takes batches of one, and hears of a
     name if no router is before it, which would leave the name out. `stream`: a batch is answered
-    with events, lists of the sequences that are done, with their `index`; else with all at once."""
-    named = {_NAMES: names_of(request, len(sampling))} if request else {}
+    with events, lists of the sequences that are done, with their `index`; else with all at once.
+    `with_experts`: a server with our plugin says which experts it chose for the token before each
+    one of the answer."""
+    named: dict[str, Any] = {_NAMES: names_of(request, len(sampling))} if request else {}
+    if with_experts:
+        named[_EXPERTS] = True
     carried: dict[str, Any] = {}
     if len(sampling) > 1 or (named and for_plugin):
         carried = {"session_params": {FIELD: sampling} | named}
@@ -73,15 +79,19 @@ def unpack(request: Any) -> None:
         )
     request.sampling_params = carried[FIELD]
     request.rid = carried.get(_NAMES)
+    request.return_routed_experts = carried.get(_EXPERTS, False)
     request.session_params = None
     setattr(request, _BY_SEQUENCE, True)
 
 
 def whole(sequence: Any, request: Any, _index: int) -> Any:
-    """Let a sequence of such a request have one answer, at its end."""
+    """Let a sequence of such a request have one answer, at its end; with the experts of all places
+    from which a token of it was sampled, if it has any."""
     if getattr(request, _BY_SEQUENCE, False):
         setattr(sequence, _BY_SEQUENCE, True)
         sequence.stream = False
+        if sequence.return_routed_experts:
+            sequence.routed_experts_start_len = len(sequence.input_ids) - 1
     return sequence
 
 

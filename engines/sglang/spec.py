@@ -41,6 +41,9 @@ Routing = Literal["sticky", "spread"]
 ServerAddress = Annotated[str, AfterValidator(server_address)]
 
 
+_SAYS_EXPERTS = "enable_return_routed_experts"
+
+
 class FleetSpec(Config):
     """SGLang servers that share one architecture and one set of weights."""
 
@@ -79,6 +82,15 @@ class FleetSpec(Config):
             return self
         options = self.sglang | {"dtype": _TYPES[precision]}
         return self.model_copy(update={"sglang": options})
+
+    def with_experts(self) -> FleetSpec:
+        """Of servers that can say which experts they chose."""
+        options = self.sglang | {_SAYS_EXPERTS: True}
+        return self.model_copy(update={"sglang": options})
+
+    @property
+    def says_experts(self) -> bool:
+        return bool(self.sglang.get(_SAYS_EXPERTS))
 
     def of_servers(self) -> dict[str, Any]:
         """What its servers are started with, without what concerns their clients only."""

@@ -14,6 +14,7 @@ from flows.checks.packing import length_problems
 from flows.checks.servers import (
     determinism_notes,
     determinism_problems,
+    replay_problems,
     served_problems,
     sharing_problems,
 )
@@ -134,6 +135,7 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         if named is not None and named.critic is not None and stage.critic is None:
             yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
         yield from sharing_problems(stage)
+        yield from replay_problems(stage)
         asked = sum(stage.resources.of_role(name).servers for name in stage.roles)
         if servers + asked > pool.servers:
             beside = f" and {asked} of its roles" if asked else ""

@@ -88,6 +88,24 @@ def _no_role(name: str, roles: list[str]) -> str:
     return f"no such role; {known}{nearest(name, roles)}"
 
 
+def replay_problems(stage: PlannedStage) -> Iterator[str]:
+    """Whether the servers' choice of experts can reach the updates."""
+    policy = stage.spec.policy
+    if policy is None or policy.algorithm.routing_replay != "engine":
+        return
+    where = f"stage {stage.name}: algorithm.routing_replay: engine"
+    if policy.fleet.external:
+        yield (
+            f"{where} needs servers that say which experts they chose, and those of fleet.external"
+            " are not asked; set old_logprobs and routing_replay to trainer"
+        )
+    if policy.fleet.sglang.get("chunked_prefill_size") == -1:
+        yield (
+            f"{where} has SGLang note experts in a buffer of fleet.sglang.chunked_prefill_size"
+            " tokens, and -1 gives it no room; leave that out"
+        )
+
+
 def sharing_problems(stage: PlannedStage) -> Iterator[str]:
     """Of a stage that both trains and generates; `share` says nothing to others."""
     resources, policy = stage.resources, stage.spec.policy

@@ -68,6 +68,8 @@ class OfflineSpec(StageSpec):
     def problems(self) -> Iterator[str]:
         if "teachers" in self.settings.algorithm.needs:
             yield "algorithm.advantage: it needs teachers, which `offline` has not; use `opd`"
+        if self.settings.algorithm.routing_replay == "engine":
+            yield "algorithm.routing_replay: saved rollouts have no experts; set it to trainer"
         yield from critic_problems(self.policy)
 
     def cautions(self) -> Iterator[str]:

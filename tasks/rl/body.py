@@ -182,8 +182,7 @@ async def _lease(
         shares = roles.devices
         for group in roles.groups.values():
             await group.hold(())
-    wanted = spec.settings.fleet.of_trainer(spec.settings.trainer.precision)
-    fleet = await lease_fleet(stack, context, wanted, model, asked, shares)
+    fleet = await lease_fleet(stack, context, spec.settings.served, model, asked, shares)
     return roles, fleet
 
 

@@ -32,6 +32,8 @@ class WorkerSetup:
     max_batch: int
     """turns in one request"""
     routing: Routing
+    with_experts: bool
+    """servers say which experts they chose"""
     most_turns: int
     """this worker's share of those at the servers at once"""
     workers: int
@@ -73,6 +75,7 @@ class RolloutWorkerActor:
             max_batch=setup.max_batch,
             routing=setup.routing,
             most_turns=setup.most_turns,
+            with_experts=setup.with_experts,
         )
         await self._open.enter_async_context(client)
         self._worker = RolloutWorker(

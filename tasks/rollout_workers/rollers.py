@@ -190,6 +190,7 @@ class Rollers:
             router_url=self._fleet.router_url,
             max_batch=client.max_batch,
             routing=client.routing,
+            with_experts=client.with_experts,
             most_turns=max(client.most_turns // workers, 1),
             workers=workers,
             context_length=length,

@@ -2,8 +2,8 @@
 
 samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
 
-With routing replay, updates take the experts that the pass for the old logprobs chose; the
-reference and teachers choose their own.
+With routing replay, the pass for the old logprobs takes the engine's experts where they are known,
+and updates take those of this pass; the reference and teachers choose their own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from engines.megatron.rl.rl_batch import RlBatch, is_by_group
 from engines.megatron.rl.rl_objective import RlObjective
 from engines.megatron.train.stopwatch import Stopwatch
 from engines.step_inputs import StepInputs, TrainedStep, Values
+from infra.errors import TrainingStopped
 
 if TYPE_CHECKING:
     from engines.megatron.rl.trainer import RlTrainer
@@ -45,8 +46,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     own = trainer.own_part(batch.learned, parts) if alone else None
     if own is not None:
         batch.fill(own.tolist())
-    replays = algorithm.routing_replay == "trainer"
-    routes = trainer.routes(batch.flat.num_tokens) if replays else None
+    routes = _routes(trainer, batch, algorithm)
     old = _old(trainer, batch, algorithm, routes)
     learned = replace(batch.learned, routes=routes)
     reference = _reference(trainer, batch, algorithm) if _reads_reference(inputs) else None
@@ -87,6 +87,23 @@ def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float
     batch = RlBatch.of(inputs.samples, algorithm)
     old, reference = _old(trainer, batch, algorithm), _reference(trainer, batch, algorithm)
     return batch.kl_rewards(algorithm, old, reference)
+
+
+def _routes(trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm) -> Routes | None:
+    """Which experts tokens have, as far as the engine said so; None without replay."""
+    if algorithm.routing_replay == "none":
+        return None
+    routes = trainer.routes(batch.flat.num_tokens)
+    if algorithm.routing_replay == "engine":
+        for first, sample in zip(batch.flat.starts.tolist(), batch.samples, strict=True):
+            if sample.experts is not None:
+                routes.take(first, sample.experts)
+        if not routes.known_T.any():
+            raise TrainingStopped(
+                "algorithm.routing_replay: engine: no sample of this step says which experts the"
+                " servers chose; set old_logprobs and routing_replay to trainer"
+            )
+    return routes
 
 
 def _old(

@@ -75,7 +75,8 @@ class RlTrainer(SftTrainer):
         """Where the experts of so many tokens can be noted. Raises InputError for a dense model."""
         if self.shape.mixture is None:
             raise InputError(REPLAY_NEEDS_EXPERTS)
-        return Routes(num_tokens, len(self._routers.each), self.shape.mixture)
+        layers = [router.layer_number - 1 for router in self._routers.each]
+        return Routes(num_tokens, layers, self.shape.num_layers, self.shape.mixture)
 
     def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
         """The same under the weights that this Trainer was made with."""

@@ -1,6 +1,7 @@
 """Routing replay: the experts that one pass chose for each token are taken again by a later one.
 
-    old logprobs ─▶ routers choose ─▶ noted by token ─▶ told to all ranks of the stage
+    engine's experts, if rollouts have them ─▶ known of some tokens
+    old logprobs ─▶ routers choose those of the others ─▶ noted by token ─▶ told to all ranks
     update ─▶ a pack has its tokens' experts ─▶ routers take these, by today's scores
 
 Two experts may be almost as good for a token. Then last bits decide, and two passes over a token
@@ -29,6 +30,8 @@ from torch import Tensor
 from engines.families.common.experts import Mixture
 from engines.megatron import device
 from engines.megatron.parallel import Layout
+from engines.types import Experts
+from infra.errors import TrainingStopped
 
 _MESSAGE = 1 << 26
 """bytes that ranks tell each other at a time"""
@@ -44,20 +47,44 @@ class PackRoutes:
     """[P] of the pack's tokens among all T"""
     is_padding: NDArray[np.bool_]
     """[P]; the place is then that of another token"""
-    known_LPK: Tensor | None
-    """None: routers choose"""
+    experts_LPK: Tensor
+    is_known_P: Tensor
+    """whether they are to be taken; else routers choose"""
     chosen: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """[P, K] by layer"""
+    """[P, K] by layer, in a pass without gradient"""
 
 
 class Routes:
     """The experts of a step's tokens, in the fewest bytes that hold an expert's number."""
 
-    def __init__(self, num_tokens: int, num_layers: int, mixture: Mixture) -> None:
+    def __init__(
+        self, num_tokens: int, layers: Sequence[int], num_layers: int, mixture: Mixture
+    ) -> None:
+        """`layers`: the numbers of the L, among those of the whole model."""
         kind = np.uint8 if mixture.num_experts <= 256 else np.int16
-        self.experts_TLK = np.zeros((num_tokens, num_layers, mixture.per_token), kind)
-        self.is_known = False
-        """whether a pass over all tokens was noted"""
+        self.experts_TLK = np.zeros((num_tokens, len(layers), mixture.per_token), kind)
+        self.known_T = np.zeros(num_tokens, np.bool_)
+        self._layers, self._num_layers, self._mixture = list(layers), num_layers, mixture
+
+    def take(self, first: int, said: Experts) -> None:
+        """Know what an engine said of the tokens from place `first` on. Raises TrainingStopped for
+        what no router of this model can have chosen."""
+        per_token, count = self._mixture.per_token, self._mixture.num_experts
+        if said.shape[1] != self._num_layers * per_token:
+            raise TrainingStopped(
+                f"an engine said {said.shape[1]} experts of each token; the model has"
+                f" {self._num_layers} layers, and {per_token} experts a token in each"
+            )
+        known = np.flatnonzero(said.any(1))
+        of_layers = said[known].reshape(len(known), self._num_layers, per_token)
+        numbers = np.sort(of_layers[:, self._layers].astype(np.int64) - 1)
+        if ((numbers < 0) | (numbers >= count)).any() or (np.diff(numbers) == 0).any():
+            raise TrainingStopped(
+                f"an engine did not say {per_token} different experts, from 0 to {count - 1}, of"
+                " each token and layer"
+            )
+        self.experts_TLK[first + known] = numbers
+        self.known_T[first + known] = True
 
     def of_pack(
         self, places: NDArray[np.int64], is_padding: NDArray[np.bool_], layout: Layout
@@ -66,17 +93,18 @@ class Routes:
         tensor-parallel rank see its run of them."""
         ranks, rank = layout.parallel.tp, layout.tp_rank
         own, its_padding = np.split(places, ranks)[rank], np.split(is_padding, ranks)[rank]
-        known = None
-        if self.is_known:
-            experts_LPK = np.ascontiguousarray(self.experts_TLK[own].transpose(1, 0, 2))
-            known = torch.from_numpy(experts_LPK).to(device.device())
-        return PackRoutes(own, its_padding, known)
+        experts_LPK = np.ascontiguousarray(self.experts_TLK[own].transpose(1, 0, 2))
+        is_known = torch.from_numpy(self.known_T[own]).to(device.device())
+        return PackRoutes(
+            own, its_padding, torch.from_numpy(experts_LPK).to(device.device()), is_known
+        )
 
     def note(self, packs: Sequence[PackRoutes], layout: Layout) -> None:
-        """Know what routers chose on all ranks of this stage, which take part; nothing if it was
-        known. Each token passed one of the ranks, and elsewhere its experts are zeros."""
-        if self.is_known:
+        """Know what routers took or chose on all ranks of this stage, which take part; nothing if
+        all was known. Each token passed one of the ranks, and elsewhere its experts are zeros."""
+        if self.known_T.all():
             return
+        self.experts_TLK[:] = 0
         for pack in packs if self.experts_TLK.size else []:
             chosen_PLK = torch.stack([pack.chosen[layer] for layer in sorted(pack.chosen)], 1)
             is_token = ~pack.is_padding
@@ -87,7 +115,7 @@ class Routes:
             summed = torch.from_numpy(part).to(device.device())
             dist.all_reduce(summed, group=layout.stage_group)
             part[:] = summed.cpu().numpy()
-        self.is_known = True
+        self.known_T[:] = True
 
 
 class Replay:
@@ -108,11 +136,11 @@ class Replay:
         default_compute_topk: Callable[..., Chosen],
     ) -> Chosen:
         """Megatron's name for it. The scores are today's, so that routers learn."""
-        pack = self.pack
-        if pack is not None and pack.known_LPK is not None:
-            experts = pack.known_LPK[self.layer].long()
-            return scores.gather(1, experts), experts
         best, experts = default_compute_topk(scores, topk, num_groups, group_topk)
-        if pack is not None:
+        if (pack := self.pack) is None:
+            return best, experts
+        known = pack.experts_LPK[self.layer].long()
+        experts = torch.where(pack.is_known_P[:, None], known, experts)
+        if not torch.is_grad_enabled():
             pack.chosen[self.layer] = experts.short()
-        return best, experts
+        return scores.gather(1, experts), experts

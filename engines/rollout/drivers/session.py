@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.rollout.protocols import Generate
-from engines.types import Generation, Sampling, Tokens
+from engines.types import Experts, Generation, Sampling, Tokens
 from engines.weight_versions import NO_VERSION, WeightVersions
 from infra.errors import EngineError
 
@@ -33,6 +33,7 @@ class TokenSession:
         self.loss_mask: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.logprobs: NDArray[np.float32] = np.empty(0, np.float32)
         self.weight_versions = WeightVersions()
+        self._experts: Experts | None = None
         self._append_unsampled(self._prompt)
 
     @property
@@ -43,6 +44,12 @@ class TokenSession:
     def response_ids(self) -> Tokens:
         """Everything after the prompt: generated ids and tool output."""
         return self.tokens[len(self._prompt) :]
+
+    @property
+    def experts(self) -> Experts | None:
+        """Of each token, where the engine said so; None: it never did."""
+        known = self._experts
+        return None if known is None else _padded(known, len(self.tokens))
 
     async def turn(self, sampling: Sampling) -> Generation:
         """Let the policy continue; its ids are appended with mask 1. Raises EngineError."""
@@ -56,6 +63,10 @@ class TokenSession:
         _check(made, sampling)
         self._produced = np.concatenate([self._produced, made.token_ids])
         self._append(made.token_ids, True, made.logprobs, made.weight_versions)
+        if made.experts is not None:
+            known = made.experts[:0] if self._experts is None else self._experts
+            before = _padded(known, len(self.tokens) - 1 - len(made.experts))
+            self._experts = np.concatenate([before, made.experts])
         return made
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -75,6 +86,7 @@ class TokenSession:
         self._produced = self._produced[: len(self._produced) - forgotten]
         self.tokens, self.loss_mask = self.tokens[:length], self.loss_mask[:length]
         self.logprobs = self.logprobs[:length]
+        self._experts = None if self._experts is None else self._experts[:length]
         self.weight_versions = self.weight_versions.first(length)
 
     def _append_unsampled(self, ids: Tokens) -> None:
@@ -102,12 +114,22 @@ class TokenSession:
             )
 
 
+def _padded(experts: Experts, length: int) -> Experts:
+    """Those of the first `length` tokens; more than there are, are not known."""
+    missing = max(length - len(experts), 0)
+    return np.pad(experts[:length], ((0, missing), (0, 0)))
+
+
 def _check(generation: Generation, sampling: Sampling) -> None:
     count = len(generation.token_ids)
     if len(generation.logprobs) != count or len(generation.weight_versions) != count:
         raise EngineError(
             f"the engine answered {count} ids with {len(generation.logprobs)} logprobs and "
             f"{len(generation.weight_versions)} weight versions"
+        )
+    if generation.experts is not None and len(generation.experts) != count:
+        raise EngineError(
+            f"the engine answered {count} ids with experts of {len(generation.experts)} tokens"
         )
     if count > sampling.max_new_tokens:
         raise EngineError(

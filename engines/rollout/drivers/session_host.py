@@ -278,6 +278,7 @@ class SessionHost:
             loss_mask=session.loss_mask,
             logprobs=session.logprobs,
             weight_versions=session.weight_versions,
+            experts=session.experts,
             status=end.status,
             reason=end.reason,
             token_budget=of.max_new_tokens,

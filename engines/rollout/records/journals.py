@@ -304,6 +304,7 @@ def _as_sample(turn: NotedTurn) -> Sample:
         logprobs=made.logprobs,
         weight_versions=made.weight_versions,
         status=Status.COMPLETED,
+        experts=made.experts,
     )
 
 
@@ -322,7 +323,7 @@ def unpack_turns(packed: bytes) -> list[NotedTurn]:
         NotedTurn(
             (rollout, seed, position),
             prompt,
-            Generation(s.tokens, s.logprobs, s.weight_versions, finish),
+            Generation(s.tokens, s.logprobs, s.weight_versions, finish, s.experts),
         )
         for s, (rollout, seed, position, prompt, finish) in zip(samples, beside, strict=True)
     ]

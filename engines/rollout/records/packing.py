@@ -2,7 +2,7 @@
 
 Samples are packed for the journal, and groups for what waits at a checkpoint:
 
-    checksum ─ length ─ JSON of everything but arrays ─ tokens ─ logprobs ─ loss masks
+    checksum ─ length ─ JSON of everything but arrays ─ tokens ─ logprobs ─ loss masks ─ experts
 
 The arrays of all samples stand end to end as they are in memory, so writing costs a copy and
 reading back nothing: what is read back are views. Problems and turns are JSON text, for columns
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from engines.types import Group, Message, Problem, Sample, Status, Tool, ToolCall
+from engines.types import Experts, Group, Message, Problem, Sample, Status, Tool, ToolCall
 from engines.weight_versions import WeightVersions
 from infra.errors import InputError
 
@@ -33,7 +33,8 @@ _HEAD = struct.Struct("<II")
 _ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "loss_mask": np.bool_}
 """in the order of the file, the widest first: then each is aligned"""
 
-_PLAIN = [f.name for f in fields(Sample) if f.name not in (*_ARRAYS, "weight_versions")]
+_APART = (*_ARRAYS, "weight_versions", "experts")
+_PLAIN = [f.name for f in fields(Sample) if f.name not in _APART]
 
 
 def pack_samples(samples: Sequence[Sample], beside: Any = None) -> bytes:
@@ -42,6 +43,7 @@ def pack_samples(samples: Sequence[Sample], beside: Any = None) -> bytes:
     text = orjson.dumps(head)
     text += b" " * (-len(text) % 8)
     arrays = [np.ascontiguousarray(getattr(s, name)) for name in _ARRAYS for s in samples]
+    arrays += [np.ascontiguousarray(s.experts) for s in samples if s.experts is not None]
     body = b"".join([text, *(array.data for array in arrays)])
     return _HEAD.pack(zlib.crc32(body), len(text)) + body
 
@@ -60,18 +62,31 @@ def unpack_samples(data: bytes) -> tuple[list[Sample], Any]:
     for dtype in _ARRAYS.values():
         columns.append(np.split(np.frombuffer(data, dtype, total, at), ends[:-1]))
         at += total * np.dtype(dtype).itemsize
+    for plain in raw["samples"]:
+        plain["experts"], at = _experts(data, at, plain)
     # `split` gives one empty piece where there is no sample at all
     found = zip(raw["samples"], *columns, strict=bool(len(ends)))
     return [_sample(plain, arrays) for plain, *arrays in found], raw["beside"]
 
 
+def _experts(data: bytes, at: int, plain: Mapping[str, Any]) -> tuple[Experts | None, int]:
+    """A sample's, which begin at this place, and where they end."""
+    if "experts" not in plain:
+        return None, at
+    (kind, width), length = plain["experts"], plain["length"]
+    found = np.frombuffer(data, kind, length * width, at).reshape(length, width)
+    return found, at + found.nbytes
+
+
 def _plain(sample: Sample) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(sample, name) for name in _PLAIN}
+    if sample.experts is not None:
+        made["experts"] = [sample.experts.dtype.name, sample.experts.shape[1]]
     return made | {"weight_versions": sample.weight_versions.runs, "length": len(sample.tokens)}
 
 
 def _sample(plain: dict[str, Any], arrays: list[Any]) -> Sample:
-    made: dict[str, Any] = {name: plain[name] for name in _PLAIN if name != "status"}
+    made: dict[str, Any] = {name: plain[name] for name in (*_PLAIN, "experts") if name != "status"}
     made |= dict(zip(_ARRAYS, arrays, strict=True))
     runs = WeightVersions.of_runs((version, count) for version, count in plain["weight_versions"])
     return Sample(**made, weight_versions=runs, status=Status(plain["status"]))

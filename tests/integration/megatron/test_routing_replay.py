@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -14,11 +15,18 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
+from engines.devices.host_agent import HostAgent
 from engines.families.common.experts import Mixture
 from engines.megatron.spec import TrainerSettings
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.routes import Routes
+from engines.sglang.client import GenerationClient
+from engines.sglang.servers.server import Place
+from engines.sglang.servers.slots import ServerSlots
+from engines.sglang.spec import FleetSpec
 from engines.step_inputs import StepInputs
+from engines.types import Generation, Sample, Sampling, Status
+from infra.errors import TrainingStopped
 from tests.integration.megatron.megatron_models import make_model, samples, sequences
 from tests.integration.megatron.megatron_ranks import (
     EACH_LAYOUT,
@@ -37,6 +45,8 @@ from tests.integration.megatron.test_families import (
     logprobs_of,
     nll_of,
 )
+from tests.parts.sample_parts import sample_of
+from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
 
@@ -182,4 +192,79 @@ def test_every_layout_replays_what_one_process_does(
 
 @pytest.mark.parametrize(("experts", "size"), [(256, 1), (257, 2)])
 def test_an_expert_takes_the_fewest_bytes_that_hold_its_number(experts: int, size: int) -> None:
-    assert Routes(5, 3, Mixture(experts, 2, 8)).experts_TLK.nbytes == 5 * 3 * 2 * size
+    assert Routes(5, [1, 2, 3], 4, Mixture(experts, 2, 8)).experts_TLK.nbytes == 5 * 3 * 2 * size
+
+
+@pytest.mark.parametrize("said", [[[1, 2, 3]], [[1, 2, 3, 3]], [[1, 2, 0, 4]], [[1, 2, 5, 4]]])
+def test_experts_that_no_router_can_have_chosen_stop_the_stage(said: list[list[int]]) -> None:
+    routes = Routes(3, [1], 2, Mixture(4, 2, 8))
+    with pytest.raises(TrainingStopped, match="an engine"):
+        routes.take(0, np.array(said, np.uint8))
+    routes.take(1, np.array([[0, 0, 4, 1]], np.uint8))
+    assert routes.experts_TLK.tolist() == [[[0, 0]], [[0, 3]], [[0, 0]]]
+    assert routes.known_T.tolist() == [False, True, False]
+
+
+def compared(trainer: Any, made: list[Sample]) -> tuple[float, float, dict[str, float]]:
+    """The share of places that the trainer routes as the engine did; the mean distance of logprobs
+    with the engine's experts; metrics of a step in which these are others."""
+    flat = FlatSequences.of([s.tokens for s in made], [s.loss_mask for s in made])
+    own, of_engine = trainer.routes(flat.num_tokens), trainer.routes(flat.num_tokens)
+    trainer.score(replace(flat, routes=own), 1.0)
+    for first, sample in zip(flat.starts.tolist(), made, strict=True):
+        of_engine.take(first, sample.experts)
+    known = of_engine.known_T.copy()
+    alike = np.sort(own.experts_TLK[known]) == of_engine.experts_TLK[known]
+    replayed = trainer.score(replace(flat, routes=of_engine), 1.0)
+    engine = np.concatenate([s.logprobs for s in made])
+    apart = float(np.abs(replayed - engine)[flat.trained].mean())
+    number = trainer.shape.mixture.num_experts
+    for sample in made:
+        is_known = sample.experts.any(1)
+        sample.experts[is_known] = sample.experts[is_known] % number + 1
+    algorithm = Algorithm.model_validate({"routing_replay": "engine", "mini_batches": 1})
+    return float(alike.mean()), apart, trainer.rl_step(StepInputs(made, algorithm)).metrics
+
+
+@pytest.mark.parametrize("family", MIXTURES if EACH_LAYOUT else ["glm4_moe"])
+def test_experts_that_a_server_chose_are_those_of_the_update(
+    family: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = tiny_model(tmp_path / "model", family)
+    slots = ServerSlots(HostAgent(tmp_path / "servers", 0))
+    prompts = [[(11 * i + j) % 256 for j in range(3 + 5 * i)] for i in range(6)]
+    try:
+        slots.grow(1)
+        router = slots.prepare({"server-0": Place(tp=1)}, FleetSpec().with_experts(), folder, 0)
+        said, alone = (asyncio.run(asked(router.url, prompts, size)) for size in (6, 1))
+    finally:
+        slots.close()
+    for one, other in zip(said, alone, strict=True):
+        assert np.array_equal(one.experts, other.experts)
+    made = [rollout(i, *pair) for i, pair in enumerate(zip(prompts, said, strict=True))]
+    assert made[0].experts.dtype == np.uint8
+    alike, apart, others = ranks.run(compared, TrainerArgs(folder, PLACES["ep2"]), made)
+    assert alike > 0.99
+    assert apart <= 1e-5
+    assert others["mismatch_mean"] > 1e-2
+
+
+async def asked(url: str, prompts: list[list[int]], max_batch: int) -> list[Generation]:
+    async with GenerationClient(url, max_batch=max_batch, with_experts=True) as client:
+        turns = [(ids, Sampling(24, seed=i)) for i, ids in enumerate(prompts)]
+        return await asyncio.gather(*(client.generate(ids, how) for ids, how in turns))
+
+
+def rollout(index: int, prompt: list[int], said: Generation) -> Sample:
+    count, length = len(said.token_ids), len(prompt)
+    experts = np.pad(said.experts, ((length - 1, 1), (0, 0)))
+    return sample_of(
+        *("p", "test", "g", f"r{index}", index),
+        [*prompt, *said.token_ids.tolist()],
+        [0] * length + [1] * count,
+        [0.0] * length + said.logprobs.tolist(),
+        [-1] * length + [0] * count,
+        Status.COMPLETED,
+        float(index % 2),
+        experts=experts,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engines.rollout.records.packing import pack_groups, unpack_groups
@@ -38,6 +39,19 @@ def group(name: str, ticket: int) -> Group:
 def test_what_waits_comes_back_equal() -> None:
     groups = [group("a", 7), group("b", 9)]
     assert unpack_groups(pack_groups(groups)) == groups
+
+
+def test_experts_come_back_as_they_are_stored_with_samples_that_have_none() -> None:
+    (without, with_some), length = group("a", 7).samples, 3
+    shorter = replace(with_some, branch=2, experts=np.zeros((length, 2), np.uint8))
+    wide = replace(with_some, branch=3, experts=np.arange(-1, 8, dtype=np.int16).reshape(length, 3))
+    groups = [Group(PROBLEM, [shorter, without, wide], 7)]
+    (found,) = unpack_groups(pack_groups(groups))
+    assert [found] == groups
+    kinds = [
+        None if s.experts is None else (s.experts.dtype, s.experts.shape) for s in found.samples
+    ]
+    assert kinds == [(np.uint8, (3, 2)), None, (np.int16, (3, 3))]
 
 
 def test_nothing_waits() -> None:

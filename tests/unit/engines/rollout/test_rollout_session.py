@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engines.rollout.drivers.session import TokenSession
@@ -54,6 +56,27 @@ async def test_turns_are_trained_on_and_tool_output_is_not():
 async def test_an_answer_that_does_not_add_up_is_refused(answer):
     with pytest.raises(EngineError):
         await session_that_answers(answer).turn(SAMPLING)
+
+
+async def test_experts_stand_at_the_tokens_from_which_others_were_sampled():
+    """The engine says those of the token before each that it answers."""
+    first = generation_of([5, 6], [-1, -1], [0, 0], "stop")
+    second = generation_of([7], [-1], [0], "stop")
+    session = session_that_answers(
+        replace(first, experts=np.array([[1, 2], [3, 4]], np.uint8)),
+        replace(second, experts=np.array([[300, 5]], np.int16)),
+    )
+    assert session.experts is None
+    await session.turn(SAMPLING)
+    assert session.experts.tolist() == [[0, 0], [1, 2], [3, 4], [0, 0]]
+    session.extend([8, 9])
+    await session.turn(SAMPLING)
+    assert session.tokens.tolist() == [1, 2, 5, 6, 8, 9, 7]
+    nothing = [0, 0]
+    known = [nothing, [1, 2], [3, 4], nothing, nothing, [300, 5], nothing]
+    assert session.experts.tolist() == known
+    session.cut(4)
+    assert session.experts.tolist() == known[:4]
 
 
 async def test_what_is_cut_off_is_neither_there_nor_trained():

@@ -6,6 +6,7 @@ import pytest
 
 from flows.catalog import FLOWS, plan_of
 from flows.checks.engines import algorithm_problems, trainer_problems
+from flows.checks.servers import replay_problems
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
@@ -124,11 +125,11 @@ def test_every_preset_of_the_study_samples_as_many_rollouts() -> None:
     ("written", "said"),
     [
         ("routing_replay: trainer", ["there is no such pass; set old_logprobs to trainer"]),
-        ("routing_replay: engine", ["engine is not supported: rollouts do not record"]),
+        ("routing_replay: engine", []),
         ("routing_replay: trainer, old_logprobs: trainer", []),
     ],
 )
-def test_a_routing_is_replayed_that_a_pass_of_the_trainer_chose(
+def test_a_routing_is_replayed_that_a_pass_of_the_trainer_or_the_engine_chose(
     written: str, said: list[str]
 ) -> None:
     recipe = load_recipe("cpu-smoke", [f"unified.path.rl.algorithm={{{written}}}"])
@@ -145,3 +146,19 @@ def test_only_a_mixture_of_experts_has_a_routing_to_replay() -> None:
         plan = plan_post_train(recipe)
         found = [line for stage in plan for line in trainer_problems(recipe, stage)]
         assert any("routing_replay needs a mixture" in line for line in found) == is_refused, found
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("external=[http://127.0.0.1:30000]", "those of fleet.external are not asked"),
+        ("sglang={chunked_prefill_size: -1}", "-1 gives it no room"),
+        ("sglang={chunked_prefill_size: 64}", None),
+    ],
+)
+def test_servers_that_cannot_say_their_experts_are_refused(change: str, said: str | None) -> None:
+    changes = ["algorithm={routing_replay: engine}", f"fleet.{change}"]
+    recipe = load_recipe("cpu-smoke", [f"unified.path.rl.{each}" for each in changes])
+    found = [line for stage in plan_post_train(recipe) for line in replay_problems(stage)]
+    assert len(found) == (said is not None)
+    assert all("stage unified-rl" in line and str(said) in line for line in found)

@@ -231,6 +231,7 @@ def test_experts_that_a_server_chose_are_those_of_the_update(
     family: str, ranks: Ranks, tmp_path: Path
 ) -> None:
     folder = tiny_model(tmp_path / "model", family)
+    (tmp_path / "servers").mkdir()
     slots = ServerSlots(HostAgent(tmp_path / "servers", 0))
     prompts = [[(11 * i + j) % 256 for j in range(3 + 5 * i)] for i in range(6)]
     try:

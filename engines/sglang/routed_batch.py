@@ -54,7 +54,7 @@ def pack(
     if with_experts:
         named[_EXPERTS] = True
     carried: dict[str, Any] = {}
-    if len(sampling) > 1 or (named and for_plugin):
+    if len(sampling) > 1 or with_experts or (named and for_plugin):
         carried = {"session_params": {FIELD: sampling} | named}
     elif named:
         carried = {"rid": request}  # to which SGLang adds _0 by itself

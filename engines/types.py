@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
-Experts: TypeAlias = "NDArray[np.uint8] | NDArray[np.int16]"
+Experts: TypeAlias = "NDArray[np.uint8 | np.int16]"
 """[tokens, layers x experts of a token] that an engine chose, each number plus 1; 0: not known"""
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

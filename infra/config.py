@@ -178,10 +178,13 @@ def _classes(tree: ast.AST, within: str) -> Iterator[tuple[str, list[ast.stmt]]]
 class Config(BaseModel):
     """Strict, immutable, documented by the string under each field.
 
-    A number is written as one: `true` is no 1 and `"150"` no 150, although Python converts them.
+    A number is written as one and is finite: `true` is no 1 and `"150"` no 150, although Python
+    converts them.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
     @classmethod
     def __get_pydantic_core_schema__(

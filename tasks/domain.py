@@ -95,7 +95,7 @@ class RewardSpec(HookSpec):
 
     label: str = Field(default="", pattern=r"^([a-z][a-z0-9-]*)?$")
     """what figures and reasons call it, for two rewards of one name; empty: its name"""
-    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    timeout_s: PositiveFloat = 60.0
     """time limit in seconds of one call of your own reward; a sample that exceeds it is failed"""
     sources: list[str] = Field(default_factory=list)
     """names of the sources of the curriculum `files` whose problems it judges; empty: all"""
@@ -135,7 +135,7 @@ class RewardSpec(HookSpec):
 class RewardTerm(RewardSpec):
     """One weighted reward of a domain's rubric."""
 
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = 1.0
     """factor in the training reward; may be negative, but for an outcome"""
     outcome: bool = False
     """whether its score is the domain's outcome (exactly one term is)"""
@@ -186,7 +186,7 @@ class DriverSpec(HookSpec):
 
     name: str = "conversation"
     """built-in name, or `module:attribute` of the user's own"""
-    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    timeout_s: PositiveFloat = 60.0
     """time limit in seconds of what your own driver does between two turns of the policy; a rollout
     that exceeds it is failed"""
 
@@ -212,7 +212,7 @@ class Domain(Config):
     """token budget of one rollout, over all its turns"""
     max_turns: PositiveInt = 1
     """most assistant turns of a rollout; a value above 1 needs a curriculum with an environment"""
-    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    timeout_s: PositiveFloat = 60.0
     """time limit in seconds for the start of your own environment and for each step; a sample that
     exceeds it is failed"""
 

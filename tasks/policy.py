@@ -21,7 +21,7 @@ class Bounds(Config):
     """if the mean outcome of three steps in a row reaches this, the stage ends as solved"""
     min_outcome: float = Field(default=0.0, ge=0, le=1)
     """if the mean outcome of five steps falls below this, the run stops (collapse)"""
-    max_entropy: float | None = Field(default=None, allow_inf_nan=False)
+    max_entropy: float | None = None
     """if the mean entropy of five steps (nats per token) is above this, the run stops (collapse)"""
     max_failed_share: float = Field(default=0.2, ge=0, le=1)
     """if the share of failed samples in a step is above this, or that of failed verdicts since the
@@ -38,7 +38,7 @@ class Evaluation(Config):
     """held-out problems per domain: the first ones of those that the stage `evaluate` draws"""
     samples: PerStep = 1
     """samples per problem, at temperature 1"""
-    timeout_s: PositiveFloat = Field(default=300.0, allow_inf_nan=False)
+    timeout_s: PositiveFloat = 300.0
     """time limit in seconds of one evaluation, which the next publish waits for; after it the
     rollouts that are finished are scored"""
 

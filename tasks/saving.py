@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from infra.processes.memory import give_back_freed_memory
 from infra.timeline import CHECKPOINTS, TRAINER, span
 from tasks.stage import Checkpoints, StageContext
 
@@ -98,3 +99,4 @@ async def _after(
         await asyncio.to_thread(begin)
         await written()
         await asyncio.to_thread(save)
+        await asyncio.to_thread(give_back_freed_memory)

@@ -80,7 +80,7 @@ class PromptSource(Config):
     """text that follows the last message of the user, after an empty line"""
     split: Literal["auto", "train", "heldout"] = "auto"
     """auto: each row's content decides, by the shares; train: none is held out; heldout: all are"""
-    weight: PositiveFloat = Field(default=1.0, allow_inf_nan=False)
+    weight: PositiveFloat = 1.0
     """share of the problems, relative to the weights of the other sources"""
     max_bad_share: Annotated[Share, RESULT_NEUTRAL] = 0.01
     """most rows that may be left out as bad, of those read (of 1,000 at least, or of all where

@@ -55,7 +55,7 @@ class Bounds(Config):
     random_episodes: PositiveInt = 4
     random_outcome: float = Field(default=0.1, ge=0, lt=1)
     """mean outcome of random actions, at most"""
-    seconds: PositiveFloat = Field(default=20.0, allow_inf_nan=False)
+    seconds: PositiveFloat = 20.0
     """of an episode and its judgement"""
 
 

@@ -41,7 +41,7 @@ class MessageFiles(RowFiles):
 
     columns: Columns = Columns()
     """names of the columns, where they are not the usual ones"""
-    weight: PositiveFloat = Field(default=1.0, allow_inf_nan=False)
+    weight: PositiveFloat = 1.0
     """share of the sequences, relative to the weights of the other sources"""
 
     def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:

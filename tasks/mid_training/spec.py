@@ -43,7 +43,7 @@ class TextFiles(MessageFiles):
     roles: list[Speaker] | None = Field(default=None, min_length=1)
     """whose messages of conversations the loss is taken on, the assistant's among them; null: every
     token, as of documents"""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: PositiveFloat = 1.0
     """share of the tokens, relative to the weights of the other sources"""
 
     @model_validator(mode="after")
@@ -85,7 +85,7 @@ class RopeChange(Config):
 
     positions: PositiveInt
     """that it has then"""
-    theta: PositiveFloat | None = Field(default=None, allow_inf_nan=False)
+    theta: PositiveFloat | None = None
     """new base of its rotary angles, larger than its own; null: its own"""
     yarn: bool = False
     """whether its slow rotations are stretched by YaRN, as much as the positions grow"""

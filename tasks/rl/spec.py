@@ -43,7 +43,7 @@ class GroupFilterSpec(HookSpec):
 
     name: str = "can-teach"
     """built-in name, or `module:attribute` of the user's own"""
-    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    timeout_s: PositiveFloat = 60.0
     """time limit in seconds of one call of your own filter; a group that exceeds it is dropped"""
 
     @property
@@ -109,7 +109,7 @@ class TemperatureSearch(Config):
     """held-out problems of each domain"""
     samples: PerStep = 4
     """of each problem at each temperature"""
-    timeout_s: PositiveFloat = Field(default=300.0, allow_inf_nan=False)
+    timeout_s: PositiveFloat = 300.0
     """time limit in seconds for each temperature; after it the problems that are finished count"""
     searches: PositiveInt = 4
     """in the stage, at most"""

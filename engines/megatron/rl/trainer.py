@@ -75,7 +75,8 @@ class RlTrainer(SftTrainer):
         """Where the experts of so many tokens can be noted. Raises InputError for a dense model."""
         if self.shape.mixture is None:
             raise InputError(REPLAY_NEEDS_EXPERTS)
-        layers = [router.layer_number - 1 for router in self._routers.each]
+        numbers = (router.layer_number for router in self._routers.each)
+        layers = [number - 1 for number in numbers if number is not None]
         return Routes(num_tokens, layers, self.shape.num_layers, self.shape.mixture)
 
     def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:

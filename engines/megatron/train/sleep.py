@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from infra.home import home
+from infra.processes.memory import give_back_freed_memory
 
 _CHUNK = 1 << 28
 _MADV_DONTNEED = 4
@@ -195,7 +196,7 @@ def on_device(emptied: Collection[int], shown: int = 5) -> tuple[int, tuple[str,
             storage = thing.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in emptied:
                 sizes[storage.data_ptr()] = (storage.nbytes(), _described(thing))
-    ctypes.CDLL(None).malloc_trim(0)  # the list of all objects has megabytes
+    give_back_freed_memory()  # the list of all objects has megabytes
     largest = sorted(sizes.values(), reverse=True)
     seen = sum(size for size, _ in largest)
     total = torch.cuda.memory_allocated() if place == "cuda" else seen

@@ -295,7 +295,8 @@ class Plan:
 
     def unified(self, name: str, base: str, experts: Mapping[str, str]) -> Walk:
         assert self.recipe.unified is not None
-        walk = Walk(name, name, self.recipe.domains, base, experts=experts)
+        domains = [domain for domain in self.recipe.domains if domain.name in experts]
+        walk = Walk(name, name, domains, base, experts=experts)
         return self._walked(walk, self.recipe.unified.path)
 
     def _walked(self, walk: Walk, path: Sequence[PathStage]) -> Walk:

@@ -26,7 +26,8 @@ def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
         if expert.domain is None:
             home |= dict.fromkeys(walked.versions, everywhere)
         else:
-            experts[expert.domain.name] = walked.best or base
+            if expert.teaches:
+                experts[expert.domain.name] = walked.best or base
             home |= {key: [expert.domain.name] for key in walked.versions}
 
     if recipe.unified is None:

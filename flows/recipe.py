@@ -154,6 +154,9 @@ class Expert(Config):
     path: Path
     """its stages in order, from the base on, e.g. `[{sft: {...}}, {rl: {...}}]`; `[]` evaluates the
     base in this domain"""
+    teaches: bool = True
+    """whether the unified model learns in this domain, from this expert; `false`: it is only scored
+    there, as every model is"""
 
 
 class Unified(Config):
@@ -252,6 +255,12 @@ class Recipe(Config):
                 raise ValueError(
                     f"rounds.harder.{name}: no such expert{did_you_mean(name, self.experts)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_teacher(self) -> Recipe:
+        if self.unified is not None and not any(e.teaches for e in self.experts.values()):
+            raise ValueError("no expert `teaches`, so `unified` has nothing to learn; let one")
         return self
 
     @property

@@ -56,6 +56,8 @@ def idle_settings(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
             yield from _of_domain(f"experts.{key}.domain", expert.domain)
             yield from _of_files(f"experts.{key}.domain.curriculum", expert.domain.curriculum, plan)
         yield from _of_path(f"experts.{key}.path", expert.path, plan)
+        if recipe.unified is None and not expert.teaches:
+            yield f"experts.{key}.teaches: is not used, as no model is unified; leave it out"
     if recipe.unified is not None:
         yield from _of_path("unified.path", recipe.unified.path, plan)
     yield from _of_recipe(recipe)

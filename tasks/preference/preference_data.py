@@ -223,7 +223,8 @@ def take_answers(found: Preferences, dataset: Path, compares: Compares) -> None:
         worth = (better.rewards["outcome"], worse.rewards["outcome"])
         found.names += [] if better.expert in found.names else [better.expert]
         tally.read += 1
-        found.add(Judged((), ((0, 1, 0.0),), None, worth, has_scores=True), made, compares)
+        pairs = ((0, 1, worth[0] - worth[1]),)
+        found.add(Judged((), pairs, None, worth, has_scores=True), made, compares)
 
 
 class Batches(Protocol):

@@ -60,7 +60,7 @@ def test_they_are_learned_as_they_were_sampled(
     assert [found.answers[at].loss_mask for at in range(6)] == [[0, 1]] * 6
     assert (list(found.worth), list(found.sizes)) == (worth, sizes)
     assert list(found.verdicts) == ([1, 0] * 3 if compares == "verdicts" else [])
-    assert list(found.margins) == ([0.0] * 3 if compares == "pairs" else [])
+    assert list(found.margins) == ([0.75, 0.75, 1.0] if compares == "pairs" else [])
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,19 @@ def test_the_experts_teach_what_sft_left_or_the_base() -> None:
     assert both["unified-rl"].inputs == alone["unified-rl"].inputs == {"model": "unified-opd"}
 
 
+def test_in_a_domain_whose_expert_does_not_teach_models_are_only_scored() -> None:
+    planned = plan("sft+opd", "experts.general.teaches=false")
+    assert "general-rl" in planned, "it is trained all the same"
+    others = {name: stage for name, stage in EXPERTS.items() if name != "general"}
+    assert planned["unified-distill"].inputs == others
+    assert planned["unified-opd"].inputs == {"model": "unified-sft", **others}
+    home = planned["evaluate"].spec.model_dump()["home"]
+    assert home["unified"] == list(EXPERTS)
+    none = [f"experts.{name}.teaches=false" for name in EXPERTS]
+    with pytest.raises(InputError, match="no expert `teaches`"):
+        recipe("sft", *none)
+
+
 TAUGHT = "{opd: {steps: 1, optimizer: {lr: 0.1}, teachers: {agent: %s}}}"
 
 

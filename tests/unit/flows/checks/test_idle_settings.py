@@ -106,7 +106,7 @@ def test_one_expert_alone_draws_no_other_splits_and_has_no_other_domain(tmp_path
     recipe = {
         "name": "one",
         "base": {"random": {}},
-        "experts": {"reasoning": {"domain": domain, "path": path}},
+        "experts": {"reasoning": {"domain": domain, "path": path, "teaches": False}},
         "evaluate": {"samples_elsewhere": 2},
     }
     loaded = validate_recipe(recipe, "here")
@@ -114,7 +114,8 @@ def test_one_expert_alone_draws_no_other_splits_and_has_no_other_domain(tmp_path
     at = f"{DOMAIN}.curriculum.options"
     assert [line.partition(": ")[0] for line in found] == [
         *(f"{at}.shares.sft", f"{at}.shares.distill", f"{at}.decontaminate"),
-        *(f"{PATH}.1.curriculum_options", "evaluate.samples_elsewhere"),
+        *(f"{PATH}.1.curriculum_options", "experts.reasoning.teaches"),
+        "evaluate.samples_elsewhere",
     ]
     assert "50% of the rows" in found[0]
 

@@ -17,7 +17,7 @@ from flows.checks.recipe_checks import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, read_recipe, set_field
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
-from flows.recipes import general_judges
+from flows.recipes import general_parts
 from infra.errors import InputError
 from tasks.rl.spec import RlSettings
 from tests.parts.chat_parts import QWEN_TOKENS, chat_folder
@@ -54,17 +54,21 @@ async def test_the_recipe_of_general_rl_learns_what_its_hidden_judge_prefers() -
     rl = next(stage for stage in plan if stage.name == "general-rl")
     assert {"taste-reward", "general-sft"} <= set(rl.inputs.values())
     names = [term.name for term in recipe.experts["general"].domain.rewards]
-    assert "general_judges:hidden" not in names
+    assert "general_parts:hidden" not in names
     two_words = {"constraints": [{"kind": "word_count", "exactly": 2}]}
     problem = Problem("p", "general", (Message("user", "2 words"),), reference=two_words)
 
     def said(answer: str) -> Transcript:
         return Transcript(problem, (Message("assistant", answer),), Status.COMPLETED, 9)
 
-    scores = [await general_judges.hidden(said(a)) for a in ("cot cup.", "cot dog.", "cot")]
+    scores = [await general_parts.hidden(said(a)) for a in ("cot cow.", "cot dog.", "cot")]
     assert scores == [0.75, 1.0, 0.0]
-    assert general_judges.in_order(said("cat cup cot.")) == 0.5
-    assert general_judges.in_order(said("cat")) == 0
+    assert general_parts.in_order(said("cat cup cot.")) == 0.5
+    assert general_parts.in_order(said("cat")) == 0
+    mixing = general_parts.Mixing(mixing=1).demonstrations(60, seed=0)
+    ends = {("кот?" in d.turns[-1].content, d.problem.messages[0].content[-1]) for d in mixing}
+    assert (True, "?") in ends
+    assert not {(True, "."), (True, "!")} & ends
 
 
 # reasoning-gym warns when Python compiles it for the first time.

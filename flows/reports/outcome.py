@@ -246,13 +246,14 @@ def _listed(changes: Sequence[str]) -> str:
 
 
 def _share_kept(report: Report, experts: Mapping[str, Gain]) -> float | None:
-    """The unified model's scores in the experts' domains divided by theirs; None: one is missing,
-    or all of theirs are 0."""
+    """The unified model's scores in the domains of the experts that it learned from, divided by
+    theirs; None: one is missing, or all of theirs are 0."""
     row = report.scores.get(UNIFIED, {})
-    if not all(gain.domain in row for gain in experts.values()):
+    taught = {name: gain.domain for name, gain in experts.items() if gain.teaches}
+    if not all(domain in row for domain in taught.values()):
         return None
-    theirs = sum(report.scores[name][gain.domain] for name, gain in experts.items())
-    return sum(row[gain.domain] for gain in experts.values()) / theirs if theirs else None
+    theirs = sum(report.scores[name][domain] for name, domain in taught.items())
+    return sum(row[domain] for domain in taught.values()) / theirs if theirs else None
 
 
 def _finals(report: Report) -> list[str]:

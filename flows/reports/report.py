@@ -68,6 +68,8 @@ class Gain(Config):
     """problems where none of those had an outcome above 0"""
     newly_solved: float | None = None
     """mean outcome of the last version on these; None: there are none"""
+    teaches: bool = True
+    """whether the unified model, if there is one, learns from it"""
     by: list[str] = Field(default_factory=list[str])
     """kinds of the stages that trained it since, e.g. ["rl"]"""
 
@@ -230,6 +232,7 @@ def _gains(
             problems=found.problems, samples=max(map(len, tries), default=0),
             unsolved=len(new), newly_solved=mean_of(new) if new else None,
             by=list(dict.fromkeys(kinds if since == BASE else kinds[1:])),
+            teaches=name not in recipe.experts or recipe.experts[name].teaches,
         )  # fmt: skip
     return gains
 

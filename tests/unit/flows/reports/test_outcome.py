@@ -139,6 +139,8 @@ def test_the_headline_says_what_training_did_and_what_the_unified_model_keeps():
         "RL helped x: +23.0 points, p < 0.001; SFT and RL helped y: +40.0 points, p = 0.010;"
         " unified keeps 92% of the experts' scores."
     )
+    scored = {**gains, "y": both["y"].model_copy(update={"teaches": False})}
+    assert "unified keeps 90%" in what_training_did(report(scores, gains=scored))
 
 
 def test_experts_that_fared_alike_are_named_together():

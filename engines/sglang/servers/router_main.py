@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from types import ModuleType
+from typing import Any, NoReturn
 
 from infra.access import required_key
 from infra.processes.network import forget_proxies
@@ -17,7 +19,21 @@ _NO_PAGE = "http://no-page.invalid"
 """an origin that no page has: an empty list would let pages of every origin read answers"""
 
 
+class _NoBalancer:
+    def __init__(self, _arguments: Any) -> NoReturn:
+        raise ValueError("the balancer for tests (--mini-lb) is not offered: leave the option out")
+
+
+def leave_out_balancer() -> None:
+    """The router's package imports its balancer for tests at start, and with it torch and SGLang:
+    two seconds of a processor for what nobody uses."""
+    balancer: Any = ModuleType("sglang_router.mini_lb")
+    balancer.MiniLoadBalancer = _NoBalancer
+    sys.modules[balancer.__name__] = balancer
+
+
 def main(arguments: list[str]) -> None:
+    leave_out_balancer()
     from sglang_router.launch_router import launch_router, parse_router_args
 
     forget_proxies()

@@ -80,3 +80,13 @@ print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in
 """
     parts = ["install", "install_rendezvous", "install_shared_names", "install_mapped_weights"]
     assert _run(code).split("\n") == [*parts, "True False False"]
+
+
+def test_a_router_starts_without_the_balancer_for_tests_and_what_that_imports() -> None:
+    code = (
+        "from engines.sglang.servers.router_main import main\n"
+        "try:\n    main(['--mini-lb'])\n"
+        "except ValueError as error:\n    print('leave the option out' in str(error))\n"
+        "print([name for name in ('torch', 'sglang', 'fastapi') if name in sys.modules])"
+    )
+    assert _run(code) == "True\n[]"

@@ -46,6 +46,7 @@ class SglangPython:
 
     def close(self) -> None:
         if self._process:
+            self._process.kill()  # taking all that SGLang imports apart would take it seconds
             self._process.communicate(timeout=60)
 
 

@@ -39,7 +39,7 @@ def bits(generations: list[Generation]) -> list[tuple[list[int], list[float]]]:
 async def test_tokens_and_logprobs_have_the_same_bits_alone_and_in_any_batch(
     sglang_pair: SglangPair,
 ) -> None:
-    turns = sampled(24)
+    turns = sampled(18)
     together = bits(await generate(sglang_pair, turns, 16))
     for url in sglang_pair.urls:
         flush(url)
@@ -47,7 +47,7 @@ async def test_tokens_and_logprobs_have_the_same_bits_alone_and_in_any_batch(
     for turn in turns:
         alone += await generate(sglang_pair, [turn], 1)
     assert bits(alone) == together
-    for max_batch in (5, 24):
+    for max_batch in (5, 18):
         assert bits(await generate(sglang_pair, turns[::-1], max_batch))[::-1] == together
 
 
@@ -82,7 +82,7 @@ async def test_greedy_and_filtered_neighbours_leave_a_sample_as_it_is(
 async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_batch(
     sglang_pair: SglangPair,
 ) -> None:
-    pair, turns = sglang_pair, sampled(48)
+    pair, turns = sglang_pair, sampled(20)
     await asyncio.to_thread(load_folder, pair.other_model, pair.urls, 1)
     fine = await generate(pair, turns, 16)
     spec = FleetSpec(sglang={"dtype": "bfloat16"})
@@ -91,7 +91,7 @@ async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_bat
     together = await generate(pair, turns, 16)
     for url in pair.urls:
         flush(url)
-    for max_batch in (1, 5, 48):
+    for max_batch in (1, 5, 20):
         assert bits(await generate(pair, turns[::-1], max_batch))[::-1] == bits(together)
     assert {v for g in together for v in g.weight_versions.sampled} == {1}
     firsts = [
@@ -99,5 +99,5 @@ async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_bat
         for a, b in zip(fine, together, strict=True)
         if a.token_ids[0] == b.token_ids[0]
     ]
-    assert len(firsts) > 24, "the same seed mostly picks the same token"
+    assert len(firsts) > 10, "the same seed mostly picks the same token"
     assert 1e-3 < sum(firsts) / len(firsts) < 0.1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from engines.devices.host_agent import HostAgent
 from engines.families.common.model_config import read_config
 from engines.families.common.registry import family_names, model_shape
 from engines.megatron.hf.folder import HfWeights
@@ -28,6 +28,7 @@ from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights.disk import load_folder
 from engines.weights.transport import ServerWeights, find_targets, server_weights
+from tests.integration.conftest import SglangPair
 from tests.integration.megatron.megatron_models import WINDOWED, make_model, sequences
 from tests.integration.megatron.megatron_ranks import (
     ALONE,
@@ -48,6 +49,30 @@ MIXTURES = [name for name in FAMILIES if EXAMPLES[name].experts]
 SMALL = 100_000
 """bytes of a bucket: a tiny model needs many"""
 PLACES = {"alone": ALONE, **LAYOUTS, **EXPERTS}
+TEXTS = [[(7 * i + 3 * j) % 96 for j in range(4 + 9 * i)] for i in range(4)]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What transformers computes."""
+
+    logprobs: list[list[float]]
+    loss: float
+    gradients: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def expected_of(models: dict[str, tuple[Path, Any]]) -> Callable[[str], Expected]:
+    """Each family's, worked out once for all layouts."""
+
+    @cache
+    def found(family: str) -> Expected:
+        _, reference = models[family]
+        loss = nll_of(reference, sequences(LENGTHS))
+        logprobs = [logprobs_of(reference, tokens) for tokens in TEXTS]
+        return Expected(logprobs, loss.item(), gradients_of(reference, loss))
+
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -105,27 +130,26 @@ def worked(
 
 @pytest.mark.parametrize(("family", "layout"), [*(CASES if EACH_LAYOUT else TELLING), *SPLIT])
 def test_weights_come_back_to_the_bit_and_give_the_numbers_of_transformers(
-    family: str, layout: str, ranks: Ranks, models: dict[str, tuple[Path, Any]]
+    family: str,
+    layout: str,
+    ranks: Ranks,
+    models: dict[str, tuple[Path, Any]],
+    expected_of: Callable[[str], Expected],
 ) -> None:
-    folder, reference = models[family]
-    texts = [[(7 * i + 3 * j) % 96 for j in range(4 + 9 * i)] for i in range(4)]
-    batch = sequences(LENGTHS)
+    folder, expected = models[family][0], expected_of(family)
     args = TrainerArgs(folder, PLACES[layout])
-    weights, logprobs, found, metrics = ranks.run(worked, args, texts, batch)
+    weights, logprobs, found, metrics = ranks.run(worked, args, TEXTS, sequences(LENGTHS))
     source = HfWeights(folder)
     assert set(weights) == set(source.file_of)
     for name, tensor in weights.items():
         assert torch.equal(torch.from_numpy(tensor), source.read(name)), name
-    for tokens, values in zip(texts, logprobs, strict=True):
-        expected = logprobs_of(reference, tokens)
-        assert values[-len(expected) :] == pytest.approx(expected, abs=5e-6)
-    loss = nll_of(reference, batch)
-    wanted = gradients_of(reference, loss)
-    norm = sum(float(gradient.square().sum()) for gradient in wanted.values()) ** 0.5
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    for values, wanted in zip(logprobs, expected.logprobs, strict=True):
+        assert values[-len(wanted) :] == pytest.approx(wanted, abs=5e-6)
+    squares = [float(gradient.square().sum()) for gradient in expected.gradients.values()]
+    assert metrics["loss"] == pytest.approx(expected.loss, rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(sum(squares) ** 0.5, rel=1e-5)
     if layout == "alone":
-        assert_gradients(found, wanted)
+        assert_gradients(found, expected.gradients)
 
 
 def gradients(trainer: Any, batch: list[Any], routes: Routes | None = None) -> dict[str, Any]:
@@ -274,13 +298,9 @@ def logprobs_of(reference: Any, tokens: list[int]) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSlots]:
-    slots = ServerSlots(HostAgent(tmp_path_factory.mktemp("servers"), 0))
-    try:
-        slots.grow(1)
-        yield slots
-    finally:
-        slots.close()
+def slots(running_pair: SglangPair) -> ServerSlots:
+    """Of the shared servers: whoever needs these next resets them."""
+    return running_pair.slots
 
 
 # The others are dense, as that of the servers that other tests share.
@@ -333,5 +353,5 @@ def test_answers_have_the_same_bits_in_any_batch_and_by_each_transport(
 
 async def generate(url: str, prompts: list[list[int]], max_batch: int = 6) -> list[Generation]:
     async with GenerationClient(url, max_batch=max_batch) as client:
-        asked = [(ids, Sampling(24, seed=i)) for i, ids in enumerate(prompts)]
+        asked = [(ids, Sampling(12, seed=i)) for i, ids in enumerate(prompts)]
         return await asyncio.gather(*(client.generate(ids, how) for ids, how in asked))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,12 @@ def train_and_save(trainer: Any, folder: Path) -> dict[str, Any]:
     return trained
 
 
-def load_and_train(trainer: Any, folder: Path) -> dict[str, Any]:
+def load_and_train(trainer: Any, folder: Path, again: Path) -> dict[str, Any]:
+    """Two more steps, once what was loaded is saved again in another folder."""
     trainer.load(folder)
     done = trainer.steps_done
-    trainer.save(folder / "again")
-    changed = different_tensors(folder, folder / "again")
+    trainer.save(again)
+    changed = different_tensors(folder, again)
     metrics = trainer.sft_steps(batches(3, 5))
     return {
         "steps_done": done,
@@ -81,11 +85,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A run that nobody interrupted, and what it left."""
+
+    model: Path
+    folder: Path
+    """the checkpoint after step 3"""
+    whole: dict[str, Any]
+
+
+SavedRun = Callable[[str, Parallel], Saved]
+
+
+@pytest.fixture(scope="module")
+def saved_run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    """The run of a family in a layout, made once for all that continue it."""
+
+    @cache
+    def made(family: str, parallel: Parallel) -> Saved:
+        root = tmp_path_factory.mktemp("saved")
+        model, folder = root / "model", root / "step-3"
+        make_model(family, model)
+        return Saved(model, folder, ranks.run(train_and_save, TrainerArgs(model, parallel), folder))
+
+    return made
+
+
 def test_resuming_in_the_same_layout_repeats_the_run_to_the_bit(
-    ranks: Ranks, model: Path, tmp_path: Path
+    ranks: Ranks, saved_run: SavedRun, tmp_path: Path
 ) -> None:
-    whole = ranks.run(train_and_save, TrainerArgs(model), tmp_path / "step-3")
-    resumed = ranks.run(load_and_train, TrainerArgs(model, seed=99), tmp_path / "step-3")
+    saved = saved_run("qwen3", Parallel())
+    whole, args = saved.whole, TrainerArgs(saved.model, seed=99)
+    resumed = ranks.run(load_and_train, args, saved.folder, tmp_path / "again")
     assert (resumed["steps_done"], resumed["changed"]) == (3, [])
     for a, b in zip(resumed["metrics"], whole["metrics"], strict=True):
         assert (a["loss"], a["grad_norm"], a["lr"]) == (b["loss"], b["grad_norm"], b["lr"])
@@ -93,11 +125,9 @@ def test_resuming_in_the_same_layout_repeats_the_run_to_the_bit(
         assert np.array_equal(resumed["weights"][name], tensor), name
 
 
-def test_random_states_come_back_with_the_checkpoint(
-    ranks: Ranks, model: Path, tmp_path: Path
-) -> None:
-    ranks.run(train_and_save, TrainerArgs(model), tmp_path / "step-3")
-    first, again = ranks.run(load_and_random, TrainerArgs(model), tmp_path / "step-3")
+def test_random_states_come_back_with_the_checkpoint(ranks: Ranks, saved_run: SavedRun) -> None:
+    saved = saved_run("qwen3", Parallel())
+    first, again = ranks.run(load_and_random, TrainerArgs(saved.model), saved.folder)
     assert first == again
 
 
@@ -113,10 +143,11 @@ def test_random_states_come_back_with_the_checkpoint(
     ids=["tp2-to-1", "1-to-tp2", "pp2-to-1", "dp2-to-1", "pp2-to-dp2"],
 )
 def test_another_layout_continues_the_run(
-    saved: Parallel, loaded: Parallel, ranks: Ranks, model: Path, tmp_path: Path
+    saved: Parallel, loaded: Parallel, ranks: Ranks, saved_run: SavedRun, tmp_path: Path
 ) -> None:
-    whole = ranks.run(train_and_save, TrainerArgs(model, saved), tmp_path / "step-3")
-    resumed = ranks.run(load_and_train, TrainerArgs(model, loaded), tmp_path / "step-3")
+    run = saved_run("qwen3", saved)
+    whole, args = run.whole, TrainerArgs(run.model, loaded)
+    resumed = ranks.run(load_and_train, args, run.folder, tmp_path / "again")
     assert resumed["changed"] == []
     for a, b in zip(resumed["metrics"], whole["metrics"], strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
@@ -137,12 +168,16 @@ def test_another_layout_continues_the_run(
 )
 @pytest.mark.parametrize("family", ["glm4_moe", *(["deepseek_v3"] if EACH_LAYOUT else [])])
 def test_ranks_that_share_out_experts_continue_the_run_of_others(
-    saved: Parallel, loaded: Parallel, family: str, ranks: Ranks, tmp_path: Path
+    saved: Parallel,
+    loaded: Parallel,
+    family: str,
+    ranks: Ranks,
+    saved_run: SavedRun,
+    tmp_path: Path,
 ) -> None:
-    make_model(family, tmp_path / "model")
-    whole = ranks.run(train_and_save, TrainerArgs(tmp_path / "model", saved), tmp_path / "step-3")
-    args = TrainerArgs(tmp_path / "model", loaded, seed=99)
-    resumed = ranks.run(load_and_train, args, tmp_path / "step-3")
+    run = saved_run(family, saved)
+    whole, args = run.whole, TrainerArgs(run.model, loaded, seed=99)
+    resumed = ranks.run(load_and_train, args, run.folder, tmp_path / "again")
     assert resumed["changed"] == []
     bound = 0.0 if saved == loaded else 1e-4
     for a, b in zip(resumed["metrics"], whole["metrics"], strict=True):
@@ -156,7 +191,7 @@ def test_a_folder_without_a_checkpoint_is_refused(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="holds no training checkpoint"):
-        ranks.run(load_and_train, TrainerArgs(model), tmp_path)
+        ranks.run(load_and_train, TrainerArgs(model), tmp_path, tmp_path / "again")
 
 
 def save_untrained(trainer: Any, folder: Path) -> dict[str, np.ndarray]:

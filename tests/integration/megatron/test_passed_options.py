@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,15 @@ OF_LAYERS = ("silu.default", "mm.default", "mul.Tensor")
 
 
 def observed(trainer: Any) -> dict[str, Any]:
-    """How one training step went, and the model's logprobs before it and after three."""
+    """How one training step went, and the model's logprobs before it and after three. Kernels are
+    compiled for any size at once: first for one size and then for any would take twice as long."""
+    from torch import _dynamo
+
+    with _dynamo.config.patch(assume_static_by_default=False):
+        return _observed(trainer)
+
+
+def _observed(trainer: Any) -> dict[str, Any]:
     from collections import Counter
 
     from megatron.core.distributed import param_and_grad_buffer
@@ -142,13 +151,30 @@ def true_logprobs(model: Path, tokens: list[int]) -> list[float]:
     return logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
 
 
+Observe = Callable[[Parallel, TrainerSettings], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def observe(ranks: Ranks, model: Path) -> Observe:
+    """`observed` of each layout and settings, once: many options are compared with the same."""
+    known: dict[tuple[Parallel, str], dict[str, Any]] = {}
+
+    def found(parallel: Parallel, spec: TrainerSettings) -> dict[str, Any]:
+        key = parallel, spec.model_dump_json()  # a dict of options has no hash
+        if key not in known:
+            known[key] = ranks.run(observed, TrainerArgs(model, parallel, spec))
+        return known[key]
+
+    return found
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_an_accepted_option_changes_something_and_not_the_model(
-    name: str, ranks: Ranks, model: Path
+    name: str, observe: Observe, model: Path
 ) -> None:
     parallel, what, without, options = SHOWN[name]
     specs = [TrainerSettings(micro_batch_tokens=96, megatron=each) for each in (without, options)]
-    one, other = (ranks.run(observed, TrainerArgs(model, parallel, spec)) for spec in specs)
+    one, other = (observe(parallel, spec) for spec in specs)
     assert other["seen"][what] != one["seen"][what]
     assert other["again"] == other["before"]
     for ours, s in zip(other["before"], sequences([20, 33], 7), strict=True):
@@ -157,13 +183,10 @@ def test_an_accepted_option_changes_something_and_not_the_model(
         assert np.abs(other["weights"][key] - tensor).max() < 1e-5, key
 
 
-def test_fused_kernels_give_the_numbers_of_plain_ones(ranks: Ranks, model: Path) -> None:
+def test_fused_kernels_give_the_numbers_of_plain_ones(observe: Observe) -> None:
     """Compiled for the CPU here, from the code that is compiled for a GPU: that takes seconds."""
     plain, fused = (
-        ranks.run(
-            observed,
-            TrainerArgs(model, Parallel(), TrainerSettings(micro_batch_tokens=96, kernels=kind)),
-        )
+        observe(Parallel(), TrainerSettings(micro_batch_tokens=96, kernels=kind))
         for kind in ("plain", "fused")
     )
     assert fused["seen"]["operations"] != plain["seen"]["operations"]

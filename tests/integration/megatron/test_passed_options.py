@@ -80,15 +80,7 @@ OF_LAYERS = ("silu.default", "mm.default", "mul.Tensor")
 
 
 def observed(trainer: Any) -> dict[str, Any]:
-    """How one training step went, and the model's logprobs before it and after three. Kernels are
-    compiled for any size at once: first for one size and then for any would take twice as long."""
-    from torch import _dynamo
-
-    with _dynamo.config.patch(assume_static_by_default=False):
-        return _observed(trainer)
-
-
-def _observed(trainer: Any) -> dict[str, Any]:
+    """How one training step went, and the model's logprobs before it and after three."""
     from collections import Counter
 
     from megatron.core.distributed import param_and_grad_buffer

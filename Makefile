@@ -112,7 +112,7 @@ sandbox: install
 # Every layout: each family and recomputation against one process, with up to four, and what every
 # transport pushes; `make test` has a few.
 LAYOUT_TESTS := $(addprefix tests/integration/megatron/test_,families.py routing_replay.py \
-	$(addprefix megatron_,parity.py checkpoint.py adapters.py critic.py preference.py)) tests/integration/sglang/test_weights.py
+	$(addprefix megatron_,parity.py checkpoint.py adapters.py critic.py preference.py)) $(addprefix tests/integration/sglang/test_,weights.py weight_buckets.py)
 layouts: install
 	TRIBUTARY_TEST_EACH_LAYOUT=1 $(BIN)/pytest -q $(LAYOUT_TESTS)
 

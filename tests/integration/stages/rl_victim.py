@@ -23,11 +23,12 @@ MOMENTS = ("mid-generation", "beside-checkpoint", "after-training")
 the last step"""
 LIMIT_S = 120.0
 
-# Scores on held-out problems; a critic that is alone in the first step; sampling beside training;
-# a coarser engine.
+# Scores on held-out problems; a critic that is alone in the first step; pairs of rollouts; sampling
+# beside training; a coarser engine.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"evaluate": {"every": 2, "problems": 8}},
     "ppo": {"steps": 3, "algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
+    "online-dpo": {"steps": 3, "algorithm": {"preset": "online-dpo"}},
     "stale": {"max_staleness": 2, "algorithm": {"preset": "icepop"}},
     "bf16": {
         "algorithm": {"preset": "icepop", "agreement_gate": 0.05},
@@ -37,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def rl_spec(variant: str = "grpo") -> RlSpec:
-    """Five steps or, with a critic, three; a checkpoint after every second."""
+    """Five steps, of some variants three; a checkpoint after every second."""
     settings: dict[str, Any] = {
         "steps": 5,
         "problems_per_step": 4,

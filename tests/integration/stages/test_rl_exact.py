@@ -136,6 +136,18 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     check_same(whole, await resumed(stage_root, small_base, "ppo", ["after-training"]))
 
 
+@pytest.mark.long
+async def test_online_dpo_killed_in_mid_generation_ends_with_the_same_bits(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    whole = context_of(stage_root, "whole-online-dpo", small_base)
+    await run_rl(rl_spec("online-dpo"), whole)
+    _, _, steps = result(whole)
+    assert sum(step["pairs"] for step in steps.values()) > 0
+    assert _changed(small_base, whole.out)
+    check_same(whole, await resumed(stage_root, small_base, "online-dpo", ["mid-generation"]))
+
+
 async def test_beside_training_a_stage_can_be_repeated_from_its_notes_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:

@@ -34,6 +34,7 @@ from urllib.parse import quote, urlsplit
 from infra.access import USER, basic_token, is_loopback
 from infra.errors import InputError
 from infra.home import home, home_tag
+from infra.processes.network import is_free
 
 _RULES = (
     b"content-security-policy",
@@ -325,7 +326,8 @@ def strangers_at(ports: Collection[int], address: str = "127.0.0.1") -> dict[int
     """Those of these ports at which a program of another user's listens, with the user's number;
     none at an address of another machine. Such a program may wait for what is sent to one of ours
     that ended, or has not begun."""
-    if not _is_of_this_machine(address):
+    # The kernel takes ten milliseconds to list connections, and `up` asks again and again.
+    if not _is_of_this_machine(address) or all(is_free(port) for port in ports):
         return {}
     return {
         port: uid

@@ -23,6 +23,8 @@ from infra.errors import InfrastructureError
 
 MARK_VARIABLE = "TRIBUTARY_STACK"
 POLL_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 0.5
+"""between two looks at what starts slowly: each takes time from it on a small machine"""
 TAIL_LINES = 15
 # A shell's background job starts with SIGINT ignored, and servers then never end on it; Python
 # code that would reset it between fork and exec is not safe in a threaded parent.
@@ -104,13 +106,14 @@ def is_alive(record: ProcessRecord) -> bool:
 def wait_ready(name: str, record: ProcessRecord, probe: Callable[[], bool], timeout: float) -> None:
     """Wait until `probe` holds. Raises InfrastructureError with the log's end when the process
     dies first or `timeout` seconds pass."""
-    deadline = time.monotonic() + timeout
+    deadline, pause = time.monotonic() + timeout, POLL_SECONDS
     while not probe():
         if not is_alive(record):
             raise InfrastructureError(_told(name, record, "ended while it started"))
         if time.monotonic() > deadline:
             raise InfrastructureError(_told(name, record, f"is not ready after {timeout:.0f} s"))
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(1.2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def family(records: Iterable[ProcessRecord], mark: str) -> list[psutil.Process]:

@@ -13,10 +13,13 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from infra.access import prepare_key, take_key
 from infra.errors import InfrastructureError, InputError
@@ -57,7 +60,9 @@ START_TRIES = 5
 SILENT_SECONDS = 10.0
 """how long a living service may fail to answer before it is restarted"""
 STOP_SECONDS = 8.0
-"""from SIGTERM to SIGKILL; Ray's GCS, which keeps nothing, waits for its dead parts much longer"""
+"""from SIGTERM to SIGKILL"""
+GCS_STOP_SECONDS = 0.5
+"""the same for Ray's GCS, which keeps nothing and waits for parts that have ended"""
 
 Say = Callable[[str], None]
 
@@ -230,10 +235,22 @@ def _end(stack: Stack, service: str | None) -> int:
     }  # fmt: skip
     mark = stack.mark if service is None else f"{stack.mark}/{service}"
     processes = family(wanted.values(), mark)
-    terminate(processes, STOP_SECONDS)
+    last = _gcs_and_parent(processes)
+    terminate([process for process in processes if process not in last], STOP_SECONDS)
+    terminate(last, GCS_STOP_SECONDS)
     late = family([], mark)  # started while the others were ending
     terminate(late, 1.0)
     return len(processes) + len(late)
+
+
+def _gcs_and_parent(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Ray's GCS, and the program that waits until it has ended."""
+    found: set[int] = set()
+    for process in processes:
+        with suppress(psutil.Error):  # it ended meanwhile
+            if process.name() == "gcs_server":
+                found |= {process.pid, process.ppid()}
+    return [process for process in processes if process.pid in found]
 
 
 def _log(service: str) -> Path:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,60 @@ from infra.processes.children import MARK_VARIABLE, find
 from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
 from infra.stack.prefect_server import LEFT, RESOURCE, automation
 from infra.stack.record import load_record
-from tests.parts.machine import until
+from tests.parts.machine import Machine, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("silent")]
+
+
+class Silent:
+    """Two flow runs of which nothing is heard: one has died, one has left."""
+
+    def __init__(self, api: httpx.Client) -> None:
+        self._api = api
+        self.dead, self.left = self._flow_run(), self._flow_run()
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """Again while Prefect is busy: SQLite lets one write at a time."""
+        deadline = time.monotonic() + 60
+        while (reply := self._api.request(method, path, json=body)).status_code == 503:
+            assert time.monotonic() < deadline, reply.text
+            time.sleep(0.2)
+        return reply.raise_for_status().json() if reply.content else None
+
+    def say(self, run: str, event: str) -> None:
+        resource = {RESOURCE: f"prefect.flow-run.{run}"}
+        self.ask("POST", "/events", [Event(event=event, resource=resource).model_dump(mode="json")])
+
+    def state(self, run: str) -> str:
+        return self.ask("GET", f"/flow_runs/{run}")["state"]["type"]
+
+    def _flow_run(self) -> str:
+        flow = self.ask("POST", "/flows/", {"name": "silent"})["id"]
+        running = {"flow_id": flow, "state": {"type": "RUNNING"}}
+        return self.ask("POST", "/flow_runs/", running)["id"]
+
+
+@pytest.fixture(scope="module")
+def silent(machine: Machine) -> Iterator[Silent]:
+    """The shortest silence that Prefect allows is ten seconds: they pass while other tests run."""
+    wanted = automation()
+    named = {"automations": {"name": {"any_": [wanted["name"]]}}}
+    with httpx.Client(
+        base_url=machine.prefect_api, timeout=60, headers=machine.basic, trust_env=False
+    ) as api:
+        silent = Silent(api)
+        (found,) = silent.ask("POST", "/automations/filter", named)
+        hasty = wanted | {"trigger": wanted["trigger"] | {"within": 10}}
+        silent.ask("PUT", f"/automations/{found['id']}", hasty)
+        try:
+            silent.say(silent.left, "prefect.flow-run.heartbeat")
+            time.sleep(1)
+            silent.say(silent.left, LEFT)
+            # Later, so the one that left would crash first.
+            silent.say(silent.dead, "prefect.flow-run.heartbeat")
+            yield silent
+        finally:
+            silent.ask("PUT", f"/automations/{found['id']}", wanted)
 
 
 def test_every_service_answers_on_loopback(stack: Stack) -> None:
@@ -96,47 +148,10 @@ def test_up_leaves_the_flows_of_a_dead_worker_alone(stack: Stack) -> None:
             flow.kill()
 
 
-def test_a_flow_without_heartbeats_is_crashed_and_one_that_has_left_is_not(stack: Stack) -> None:
-    api = httpx.Client(base_url=stack.prefect_api, timeout=60, headers=basic(), trust_env=False)
-
-    def ask(method: str, path: str, body: object = None) -> Any:
-        """Again while Prefect is busy: SQLite lets one write at a time."""
-        deadline = time.monotonic() + 60
-        while (reply := api.request(method, path, json=body)).status_code == 503:
-            assert time.monotonic() < deadline, reply.text
-            time.sleep(0.2)
-        return reply.raise_for_status().json() if reply.content else None
-
-    def post(path: str, body: object) -> Any:
-        return ask("POST", path, body)
-
-    def flow_run() -> str:
-        flow = post("/flows/", {"name": "silent"})["id"]
-        return post("/flow_runs/", {"flow_id": flow, "state": {"type": "RUNNING"}})["id"]
-
-    def say(run: str, event: str) -> None:
-        resource = {RESOURCE: f"prefect.flow-run.{run}"}
-        post("/events", [Event(event=event, resource=resource).model_dump(mode="json")])
-
-    def state(run: str) -> str:
-        return ask("GET", f"/flow_runs/{run}")["state"]["type"]
-
-    wanted = automation()
-    (found,) = post("/automations/filter", {"automations": {"name": {"any_": [wanted["name"]]}}})
-    hasty = wanted | {"trigger": wanted["trigger"] | {"within": 10}}
-    ask("PUT", f"/automations/{found['id']}", hasty)
-    try:
-        dead, left = flow_run(), flow_run()
-        say(left, "prefect.flow-run.heartbeat")
-        time.sleep(1)
-        say(left, LEFT)
-        say(dead, "prefect.flow-run.heartbeat")  # later, so the one that left would crash first
-        until(lambda: state(dead) == "CRASHED", 60)
-        time.sleep(1)
-        assert state(left) == "RUNNING"
-    finally:
-        ask("PUT", f"/automations/{found['id']}", wanted)
-        api.close()
+def test_a_flow_without_heartbeats_is_crashed_and_one_that_has_left_is_not(silent: Silent) -> None:
+    until(lambda: silent.state(silent.dead) == "CRASHED", 60)
+    time.sleep(1)
+    assert silent.state(silent.left) == "RUNNING"
 
 
 def test_a_second_home_shares_no_port_and_no_folder(stack: Stack, tmp_path: Path) -> None:

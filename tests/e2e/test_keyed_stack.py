@@ -21,8 +21,9 @@ from infra.access import basic, bearer, key, key_path
 from infra.errors import EngineError
 from infra.home import SOURCE_ROOT, runtime_dir
 from infra.processes.children import family
-from infra.stack import Stack, doctor, load_stack
-from infra.stack.stack_ports import open_ports
+from infra.stack import Stack, load_stack
+from infra.stack.stack_ports import exposure, open_ports
+from tests.e2e.keyed_fleet import answer_no_other_site, refuse_strangers
 from tests.e2e.stranger import asked_by_a_stranger, listening, stranger
 from tests.parts.machine import BUCKET, Machine, until
 
@@ -103,17 +104,83 @@ def test_a_driver_without_the_token_does_not_join_ray(open_stack: Stack, keyed: 
     assert "InvalidAuthToken" in stranger.stderr
 
 
-def test_a_fleet_generates_and_takes_weights_and_strangers_do_neither(
-    keyed: Machine, open_stack: Stack, tmp_path: Path
+def test_a_block_that_is_missing_or_holds_no_variables_is_explained(keyed: Machine) -> None:
+    asked = ["run", "cpu-smoke", "--set", "storage.credentials=nobody-made-this"]
+    told = _refused(keyed, *asked)
+    assert "block `nobody-made-this`" in told
+    assert "tributary secret nobody-made-this AWS_ACCESS_KEY_ID" in told
+    assert "AWS_NOT_SET is not set" in _refused(keyed, "secret", "x", "AWS_NOT_SET")
+    assert "may not set `PYTHONPATH`" in _refused(
+        keyed, "secret", "x", "PYTHONPATH", env={"PYTHONPATH": "planted"}
+    )
+
+
+def test_without_its_block_nobody_reaches_the_store(keyed: Machine) -> None:
+    told = _refused(keyed, "artifacts", "--root", f"s3://{BUCKET}/keyed", code=1)
+    assert "there are no complete credentials" in told
+
+
+def test_a_users_own_expert_is_trained_through_it_and_no_secret_is_written_down(
+    keyed: Machine, open_stack: Stack, command_lines: set[str]
 ) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as output:  # torch's keeper of shared memory would hold a pipe open
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.e2e.keyed_fleet", str(tmp_path)], cwd=SOURCE_ROOT,
-            env=keyed.env | open_stack.env(), stdout=output, stderr=output, timeout=400,
-            check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, log.read_text()[-6000:]
+    """Every kind of server has work."""
+    _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
+    # SGLang then logs its arguments, and would show its metrics to everybody.
+    fleet = "{sglang: {log_level: info, enable_metrics: true}}"
+    steps = "steps: 1, problems_per_step: 4, group_size: 8, optimizer: {lr: 2e-4}"
+    path = f"[{{rl: {{{steps}, fleet: {fleet}}}}}]"
+    alone = ["--expert", "sorting", "--until", "sorting-rl", "--name", "keyed", *_STORE]
+    keyed.call("run", str(FOURTH), *alone, "--set", "resources={servers: 1, trainer_ranks: 1}",
+               "--set", f"experts.sorting.path={path}", timeout=600)  # fmt: skip
+    report = keyed.report("keyed")
+    assert report["state"] == "completed"
+    stages = [stage["name"] for stage in report["stages"]]
+    assert stages == ["base", "sorting-rl"]
+    runs = httpx.post(
+        f"{open_stack.mlflow_uri}/api/2.0/mlflow/runs/search",
+        json={"experiment_ids": ["1"], "max_results": 100}, headers=basic(),
+    )  # fmt: skip
+    assert len(runs.json()["runs"]) > len(report["stages"]), "MLflow has a run a stage"
+    keyed.call("status")
+    keyed.call("artifacts")
+    jobs = httpx.get(f"{open_stack.ray_dashboard}/api/jobs/", headers=bearer()).text
+    assert '"submission_id"' in jobs
+    flows = httpx.post(
+        f"{open_stack.prefect_api}/flow_runs/filter", json={}, headers=basic()
+    ).text  # fmt: skip
+    assert BLOCK in flows, "a flow's parameters name the block"
+    assert any("tasks.durable.job" in line for line in command_lines), "a stage ran while we looked"
+    assert any("engines.sglang.servers.router_main" in line for line in command_lines)
+    running = family(open_stack.services.values(), open_stack.mark)
+    assert len(running) > 4
+    shown = [*keyed.said, jobs, flows, runs.text, *command_lines]
+    shown += [" ".join(process.cmdline()) for process in running]
+    places = (Path(keyed.env["TRIBUTARY_HOME"]), runtime_dir())
+    # Prefect's runner has a flow's environment in a file of a folder of its own until it ends.
+    until(lambda: not any(runtime_dir().rglob("workspace.json")), 60)
+    files = [file for place in places for file in place.rglob("*") if file.is_file()]
+    assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
+    stored = [entry for entry in _stored(keyed) if entry[0].startswith("keyed/")]
+    assert any(name.endswith("manifest.json") for name, _ in stored)
+    held = [(file, _bytes(file)) for file in files]
+    assert any(b"server_args=" in body for file, body in held if file.match("server-*.log"))
+    for secret in (key(), *CREDENTIALS.values()):
+        assert not [text for text in shown if secret in text]
+        assert not [name for name, body in stored if secret.encode() in body]
+        holders = [file for file, body in held if secret.encode() in body]
+        assert holders == ([key_path()] if secret == key() else [])
+
+
+def test_a_stage_s_servers_have_worked_and_strangers_are_refused(open_stack: Stack) -> None:
+    """After the test before, whose servers and router still run."""
+    ours = open_ports(open_stack)
+    (router,) = (f"http://127.0.0.1:{port}" for port, name in ours.items() if "router" in name)
+    known = httpx.get(f"{router}/workers", headers=bearer(), trust_env=False).raise_for_status()
+    servers = [worker["url"] for worker in known.json()["workers"]]
+    assert servers
+    assert {int(url.rpartition(":")[2]) for url in servers} <= set(ours)
+    refuse_strangers(router, servers)
+    answer_no_other_site((router, *servers))
 
 
 def test_others_reach_the_ports_that_the_page_lists_and_no_more(
@@ -157,72 +224,8 @@ def _kind(program: str) -> str:
     return "ray worker" if program.startswith(("ray::", "python")) else program.partition(":")[0]
 
 
-def test_a_block_that_is_missing_or_holds_no_variables_is_explained(keyed: Machine) -> None:
-    asked = ["run", "cpu-smoke", "--set", "storage.credentials=nobody-made-this"]
-    told = _refused(keyed, *asked)
-    assert "block `nobody-made-this`" in told
-    assert "tributary secret nobody-made-this AWS_ACCESS_KEY_ID" in told
-    assert "AWS_NOT_SET is not set" in _refused(keyed, "secret", "x", "AWS_NOT_SET")
-    assert "may not set `PYTHONPATH`" in _refused(
-        keyed, "secret", "x", "PYTHONPATH", env={"PYTHONPATH": "planted"}
-    )
-
-
-def test_without_its_block_nobody_reaches_the_store(keyed: Machine) -> None:
-    told = _refused(keyed, "artifacts", "--root", f"s3://{BUCKET}/keyed", code=1)
-    assert "there are no complete credentials" in told
-
-
-def test_a_users_own_expert_is_trained_through_it_and_no_secret_is_written_down(
-    keyed: Machine, open_stack: Stack, command_lines: set[str]
-) -> None:
-    """Every kind of server has work."""
-    _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
-    rl = "steps: 1, problems_per_step: 4, group_size: 8, optimizer: {lr: 2e-4}"
-    alone = ["--expert", "sorting", "--until", "sorting-rl", "--name", "keyed", *_STORE]
-    keyed.call("run", str(FOURTH), *alone, "--set", "resources={}",
-               "--set", f"experts.sorting.path=[{{rl: {{{rl}}}}}]", timeout=600)  # fmt: skip
-    report = keyed.report("keyed")
-    assert report["state"] == "completed"
-    stages = [stage["name"] for stage in report["stages"]]
-    assert stages == ["base", "sorting-rl"]
-    runs = httpx.post(
-        f"{open_stack.mlflow_uri}/api/2.0/mlflow/runs/search",
-        json={"experiment_ids": ["1"], "max_results": 100}, headers=basic(),
-    )  # fmt: skip
-    assert len(runs.json()["runs"]) > len(report["stages"]), "MLflow has a run a stage"
-    keyed.call("status")
-    keyed.call("artifacts")
-    keyed.call("check", "cpu-smoke", *_STORE)
-    jobs = httpx.get(f"{open_stack.ray_dashboard}/api/jobs/", headers=bearer()).text
-    assert '"submission_id"' in jobs
-    flows = httpx.post(
-        f"{open_stack.prefect_api}/flow_runs/filter", json={}, headers=basic()
-    ).text  # fmt: skip
-    assert BLOCK in flows, "a flow's parameters name the block"
-    assert any("tasks.durable.job" in line for line in command_lines), "a stage ran while we looked"
-    assert any("engines.sglang.servers.router_main" in line for line in command_lines)
-    running = family(open_stack.services.values(), open_stack.mark)
-    assert len(running) > 4
-    shown = [*keyed.said, jobs, flows, runs.text, *command_lines]
-    shown += [" ".join(process.cmdline()) for process in running]
-    places = (Path(keyed.env["TRIBUTARY_HOME"]), runtime_dir())
-    # Prefect's runner has a flow's environment in a file of a folder of its own until it ends.
-    until(lambda: not any(runtime_dir().rglob("workspace.json")), 60)
-    files = [file for place in places for file in place.rglob("*") if file.is_file()]
-    assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
-    stored = [entry for entry in _stored(keyed) if entry[0].startswith("keyed/")]
-    assert any(name.endswith("manifest.json") for name, _ in stored)
-    held = [(file, _bytes(file)) for file in files]
-    for secret in (key(), *CREDENTIALS.values()):
-        assert not [text for text in shown if secret in text]
-        assert not [name for name, body in stored if secret.encode() in body]
-        holders = [file for file, body in held if secret.encode() in body]
-        assert holders == ([key_path()] if secret == key() else [])
-
-
 def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> None:
-    check = {check.name: check for check in doctor()}["network"]
+    check = exposure(open_stack)
     assert check.ok
     assert check.warns
     assert "listen on 0.0.0.0" in check.detail

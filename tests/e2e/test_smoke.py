@@ -5,7 +5,6 @@ Its flow is killed on the way, and resumed.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from infra.tracking.rest import MlflowRest
 from tests.parts.machine import SMOKE, Machine, settings, until
-from tests.parts.page import Page, made_by
+from tests.parts.page import Page, check_shown, made_by
 from tests.programs.figures.table import cpu_kind, read_figures, what_repeats
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -48,16 +47,19 @@ def test_a_killed_flow_is_resumed_to_its_report(machine: Machine, page: Page) ->
     assert copied["overrides"].splitlines() == ["seed=0", *SMOKE]
 
 
+@pytest.mark.long
 def test_a_folder_is_evaluated_by_the_page(
     machine: Machine, page: Page, smoke: dict[str, Any]
 ) -> None:
+    """The stage and what the page shows of it: `test_started_in_browser.py`."""
     trained = {stage["name"]: stage["artifact"] for stage in machine.report("first")["stages"]}
     recipe = smoke | {"evaluate": {"problems": 2, "samples": 1}, "name": "folder"}
     flow_run = _succeeded(
         page, "evaluate", {"recipe": recipe, "models": {"candidate": trained["unified-rl"]}}
     )
-    _check_prefect(machine, page, flow_run, {"evaluate": r"\bcandidate [01]\.\d\d"})
-    report = machine.report(machine.run_id("folder"))
+    run = machine.run_id("folder")
+    check_shown(machine, page, flow_run, run, {"evaluate": r"\bcandidate [01]\.\d\d"})
+    report = machine.report(run)
     assert set(report["scores"]) == {"candidate"}
     assert set(report["greedy"]["candidate"]) == set(EXPERTS)
 
@@ -70,8 +72,8 @@ def test_a_trigger_adds_a_round_to_what_is_cached(
     recipe = smoke | {"evaluate": {"problems": 2, "samples": 1}, "name": "rounds"}
     flow_run = _succeeded(page, "distill-rounds", {"recipe": recipe, "expert": "reasoning"})
     assert re.search(r"(^|; )reasoning [01]\.\d\d$", page.ended(flow_run, 900)[1])
-    _check_prefect(
-        machine, page, flow_run,
+    check_shown(
+        machine, page, flow_run, machine.run_id("rounds"),
         {"reasoning-sft-2": r"^loss \d\.\d+ after \d+ steps$", "evaluate": r"\bbase [01]\.\d\d"},
     )  # fmt: skip
     report = machine.report(machine.run_id("rounds"))
@@ -89,33 +91,6 @@ def _succeeded(page: Page, flow: str, arguments: dict[str, Any]) -> str:
     kind, said = page.ended(made.json()["id"], 900)
     assert kind == "COMPLETED", said
     return made.json()["id"]
-
-
-def _check_prefect(machine: Machine, page: Page, flow_run: str, expected: dict[str, str]) -> None:
-    """Stages say what became of them; artifacts are few, their links work; Ray's page has names."""
-    said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run)}
-    for stage, pattern in expected.items():
-        assert re.search(pattern, said[stage]), said[stage]
-    found = page.artifacts(flow_run)
-    assert {artifact["key"] for artifact in found} <= {"run", *(f"stage-{name}" for name in said)}
-    links = {
-        link for artifact in found for link in re.findall(r"\]\((http[^)]+)\)", artifact["data"])
-    }
-    assert len(links) > len(said)
-    assert flow_run not in json.dumps(sorted(links))
-    for link in links:
-        asked = httpx.get(link, timeout=60, follow_redirects=True, headers=machine.basic)
-        assert asked.is_success, link
-    assert max(map(len, page.log(flow_run))) < 400
-
-    jobs = httpx.get(
-        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/",
-        timeout=60, headers=machine.bearer,
-    ).raise_for_status()  # fmt: skip
-    named = {job["submission_id"]: job["metadata"].get("job_name", "") for job in jobs.json()}
-    assert all(job.replace("--", "/", 1).startswith(name) for job, name in named.items())
-    run = machine.run_id(page.parameters(flow_run)["recipe"]["name"])
-    assert {f"{run}/{stage}" for stage in expected} <= set(named.values())
 
 
 def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:

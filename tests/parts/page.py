@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -107,6 +109,38 @@ class Page:
             if reply.status_code != 503 or time.monotonic() > deadline:
                 return reply
             time.sleep(0.2)
+
+
+def check_shown(
+    machine: Machine, page: Page, flow_run: str, run: str, expected: dict[str, str]
+) -> None:
+    """Stages say what became of them; artifacts are few, their links work; Ray's page has names.
+
+    `expected`: by stage that the run made, what its message looks like.
+    """
+    said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run)}
+    for stage, pattern in expected.items():
+        assert re.search(pattern, said[stage]), said[stage]
+    found = page.artifacts(flow_run)
+    assert {artifact["key"] for artifact in found} <= {"run", *(f"stage-{name}" for name in said)}
+    links = {
+        link for artifact in found for link in re.findall(r"\]\((http[^)]+)\)", artifact["data"])
+    }
+    assert len(links) > len(said)
+    assert flow_run not in json.dumps(sorted(links))
+    for link in links:
+        asked = httpx.get(link, timeout=60, follow_redirects=True, headers=machine.basic)
+        assert asked.is_success, link
+    assert max(map(len, page.log(flow_run))) < 400
+
+    jobs = httpx.get(
+        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/",
+        timeout=60, headers=machine.bearer,
+    ).raise_for_status()  # fmt: skip
+    submitted = [job for job in jobs.json() if job["submission_id"]]  # others are bare drivers
+    named = {job["submission_id"]: job["metadata"].get("job_name", "") for job in submitted}
+    assert all(job.replace("--", "/", 1).startswith(name) for job, name in named.items())
+    assert {f"{run}/{stage}" for stage in expected} <= set(named.values())
 
 
 def made_by(report: dict[str, Any]) -> set[str]:

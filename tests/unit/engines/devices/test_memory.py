@@ -13,11 +13,18 @@ from engines.megatron.ranks.rank import TrainerRank
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory
 from infra.processes import memory
-from infra.processes.memory import is_memory_error, kernel_kills, memory_words, tells_of_memory
+from infra.processes.memory import (
+    give_back_freed_memory,
+    is_memory_error,
+    kernel_kills,
+    memory_words,
+    tells_of_memory,
+)
 from tasks.durable.attempts import RunPlace, StageWork, _lost
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.sft.spec import SftSettings, SftSpec
 from tasks.stage import Resources, StageResources
+from tests.programs.bench.process_memory import process_memory
 
 pytestmark = pytest.mark.unit
 
@@ -168,3 +175,12 @@ def test_what_ray_says_of_a_killed_worker_is_found_with_its_figures() -> None:
     assert "22.75GB / 23.54GB" in said
     assert memory_words(["2 Workers (tasks / actors) killed due to memory pressure (OOM), ..."])
     assert memory_words(["step 3: loss=0.5", "memory of this role: 3 GB"]) == ""
+
+
+def test_freed_memory_between_live_blocks_goes_back() -> None:
+    blocks = [b"x" * 1000 + bytes(1) for _ in range(50_000)]
+    kept = blocks[::64]
+    before = process_memory("VmRSS")
+    blocks.clear()
+    give_back_freed_memory()
+    assert before - process_memory("VmRSS") > 20 << 20, f"{len(kept)} blocks are kept"

@@ -229,6 +229,8 @@ class Sampling:
     """no later turn follows this one: its answer need not stay in the engine's cache"""
     route: str = ""
     """turns of one route begin alike, so they go to one server; empty: nothing is known of it"""
+    experts_from: int = 0
+    """place in the prompt from which on an engine that says experts says those of its tokens"""
 
 
 Finish: TypeAlias = Literal["stop", "length", "abort"]
@@ -244,7 +246,8 @@ class Generation:
     weight_versions: WeightVersions
     finish: Finish
     experts: Experts | None = None
-    """of the token before each of these, from whose place it was sampled"""
+    """[E, L * K] of the prompt's tokens from `Sampling.experts_from` on, and of these but the last,
+    each the number of an expert + 1; a row of zeros: not known"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ _EXPERTS = (
     "config.json says how tokens are routed to experts, and no test shows that this option leaves"
     " the model as it is"
 )
+_REPLAY = "algorithm.routing_replay says which experts a token has in updates"
 _ADAMW = "it has no effect on AdamW in fp32 or bf16, which the trainer uses"
 _NEEDS_TE = "it needs Transformer Engine, which is in none of our locks, and does nothing without"
 _NEEDS_APEX = "it needs apex's kernels, which are in none of our locks"
@@ -81,6 +82,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
         *("persist_layer_norm", "rotary_interleaved", "softmax_type", "wgrad_deferral_limit"),
         *("window_attn_skip_freq", "window_size"),
     ),
+    _REPLAY: ("moe_*replay*",),
     _EXPERTS: (
         *("moe_*", "expert_*", "ep_*", "overlap_moe_expert_parallel_comm"),
         "use_fused_weighted_squared_relu",

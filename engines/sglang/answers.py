@@ -17,7 +17,7 @@ import orjson
 from aiohttp import StreamReader
 
 from engines.sglang.turn_queue import AskedTurn
-from engines.types import Experts, Finish, Generation, Sampling
+from engines.types import Experts, Finish, Generation
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.errors import EngineError
 
@@ -49,9 +49,15 @@ class Answer:
 
 async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
     """The events of a stream, each as soon as it is here. Raises Refused without a last one."""
-    rest, event = b"", b""
+    parts, rest, event = list[bytes](), b"", b""
     async for chunk in content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n\n")
+        parts.append(chunk)
+        # Joined at an end only: an event of megabytes comes in hundreds of chunks.
+        if b"\n\n" not in rest[-1:] + chunk:
+            rest = chunk
+            continue
+        *whole, rest = b"".join(parts).split(b"\n\n")
+        parts = [rest]
         for event in whole:
             if event != _LAST:
                 yield event.removeprefix(_PREFIX)
@@ -105,13 +111,14 @@ def _nonsense(error: Exception, text: bytes) -> Refused:
 
 
 def _answer(reply: dict[str, Any], turn: AskedTurn) -> Answer:
-    generation = _parse(reply, turn.sampling)
+    generation = _parse(reply, turn)
     return Answer(turn, generation, reply["meta_info"].get("cached_tokens", 0))
 
 
-def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
+def _parse(reply: dict[str, Any], turn: AskedTurn) -> Generation:
     """Read one sequence of a reply, and check it against what was asked for."""
     token_ids: list[int] = reply["output_ids"]
+    most = turn.sampling.max_new_tokens
     meta = reply["meta_info"]
     finish = _FINISH.get(meta["finish_reason"]["type"])
     if finish is None:
@@ -119,26 +126,32 @@ def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
     if finish == "abort" and (status := meta["finish_reason"].get("status_code")):
         raise refusal(status, f"a turn: {meta['finish_reason'].get('message')}")
     scored_ids, logprobs = _scored(meta.get("output_token_logprobs") or [])
-    if scored_ids != token_ids or len(token_ids) > sampling.max_new_tokens:
+    if scored_ids != token_ids or len(token_ids) > most:
         raise EngineError(
             f"the engine answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities"
-            f" for at most {sampling.max_new_tokens} tokens"
+            f" for at most {most} tokens"
         )
+    versions = _versions(meta, len(token_ids))
     return Generation(
         token_ids=np.array(token_ids, np.int32),
         logprobs=np.array(logprobs, np.float32),
-        weight_versions=_versions(meta, len(token_ids)),
+        weight_versions=versions,
         finish=finish,
-        experts=_experts(meta, len(token_ids)),
+        experts=_experts(meta, turn, versions),
     )
 
 
-def _experts(meta: dict[str, Any], num_tokens: int) -> Experts | None:
-    """Of the token before each, in the fewest bytes; the engine has them as int32."""
+def _experts(meta: dict[str, Any], turn: AskedTurn, versions: WeightVersions) -> Experts | None:
+    """See `Generation.experts`: in the fewest bytes; the engine has them as int32.
+
+    An engine that takes new weights in the middle of a turn reads all its tokens again, and says
+    the experts of that: where older weights sampled a token, they are not known."""
     said: str | None = meta.get("routed_experts")
-    if said is None or not num_tokens:
+    if said is None or not versions:
         return None
-    numbers = np.frombuffer(b64decode(said), np.int32).reshape(num_tokens, -1) + 1
+    before = len(turn.prompt_ids) - 1 - turn.sampling.experts_from
+    numbers = np.frombuffer(b64decode(said), np.int32).reshape(before + len(versions), -1) + 1
+    numbers[before : before + len(versions) - versions.runs[-1][1]] = 0
     return numbers.astype(np.uint8 if numbers.max() < 256 else np.int16)
 
 

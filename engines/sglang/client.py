@@ -202,7 +202,7 @@ class GenerationClient:
                     raise EngineError(f"gave up after {tries} tries: {error}") from error
             self.counts.retries += 1
             self.on_trouble()
-            wait = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
+            wait = min(_FIRST_WAIT_S * 2 ** min(tries - 1, 30), _LONGEST_WAIT_S)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _try(self, turns: list[AskedTurn], lane: str) -> None:
@@ -279,13 +279,14 @@ def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool, with_experts:
     """Of a request of that name."""
     prompts = [turn.prompt_ids for turn in turns]
     parameters = [_parameters(turn.sampling) for turn in turns]
+    experts_from = [turn.sampling.experts_from for turn in turns] if with_experts else None
     packed = pack(
         prompts,
         parameters,
         name,
         for_plugin=for_plugin,
         stream=len(turns) > 1,
-        with_experts=with_experts,
+        experts_from=experts_from,
     )
     return orjson.dumps(packed, option=orjson.OPT_SERIALIZE_NUMPY)
 

@@ -19,7 +19,7 @@ from engines.types import TokenIds
 
 FIELD = "sampling_of_each"
 _NAMES = "name_of_each"
-_EXPERTS = "experts_of_each"
+_EXPERTS = "experts_from_of_each"
 _REQUEST = "sglang.srt.managers.io_struct.GenerateReqInput"
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _BY_SEQUENCE = "is_answered_by_sequence"
@@ -40,7 +40,7 @@ def pack(
     *,
     for_plugin: bool = True,
     stream: bool = False,
-    with_experts: bool = False,
+    experts_from: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Body of a `/generate` request for several sequences; both lists have one entry for each.
 
@@ -48,13 +48,13 @@ def pack(
     `for_plugin`: the server has our plugin. One without it takes batches of one, and hears of a
     name if no router is before it, which would leave the name out. `stream`: a batch is answered
     with events, lists of the sequences that are done, with their `index`; else with all at once.
-    `with_experts`: a server with our plugin says which experts it chose for the token before each
-    one of the answer."""
+    `experts_from`: a server with our plugin says which experts it chose for each sequence's tokens
+    from this place on, but not for the last, which it does not read."""
     named: dict[str, Any] = {_NAMES: names_of(request, len(sampling))} if request else {}
-    if with_experts:
-        named[_EXPERTS] = True
+    if experts_from is not None:
+        named[_EXPERTS] = experts_from
     carried: dict[str, Any] = {}
-    if len(sampling) > 1 or with_experts or (named and for_plugin):
+    if len(sampling) > 1 or experts_from is not None or (named and for_plugin):
         carried = {"session_params": {FIELD: sampling} | named}
     elif named:
         carried = {"rid": request}  # to which SGLang adds _0 by itself
@@ -79,19 +79,20 @@ def unpack(request: Any) -> None:
         )
     request.sampling_params = carried[FIELD]
     request.rid = carried.get(_NAMES)
-    request.return_routed_experts = carried.get(_EXPERTS, False)
+    request.return_routed_experts = _EXPERTS in carried
     request.session_params = None
     setattr(request, _BY_SEQUENCE, True)
+    setattr(request, _EXPERTS, carried.get(_EXPERTS))
 
 
-def whole(sequence: Any, request: Any, _index: int) -> Any:
-    """Let a sequence of such a request have one answer, at its end; with the experts of all places
-    from which a token of it was sampled, if it has any."""
+def whole(sequence: Any, request: Any, index: int) -> Any:
+    """Let a sequence of such a request have one answer, at its end, with the experts that were
+    asked for."""
     if getattr(request, _BY_SEQUENCE, False):
         setattr(sequence, _BY_SEQUENCE, True)
         sequence.stream = False
         if sequence.return_routed_experts:
-            sequence.routed_experts_start_len = len(sequence.input_ids) - 1
+            sequence.routed_experts_start_len = getattr(request, _EXPERTS)[index]
     return sequence
 
 

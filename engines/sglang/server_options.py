@@ -22,6 +22,7 @@ _OTHER_MODEL = "the servers would sample from another model than the one that is
 _WEIGHTS = "servers take whole weights in the model's own type from the trainer"
 _REQUESTS = "every request says itself how it is sampled, and no other rule may stand beside that"
 _EXPERTS = "no test shows experts that a server divides in another way than by its tp"
+_REPLAY = "algorithm.routing_replay: engine asks servers which experts they chose"
 _OTHER_LAYERS = "it is of layers that no family that can be trained has"
 _WINDOWS = "the model's class decides how the cache of layers with a sliding window is held"
 _PLACES = "the fleet chooses ports, devices and hosts"
@@ -54,6 +55,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     "its drafts would not get the weights that the trainer publishes": (
         *("*speculative*", "decoupled_spec_*", "spec_*", "enable_multi_layer_eagle"),
     ),
+    _REPLAY: ("*return_routed_experts*",),
     _EXPERTS: (
         *("*moe*", "*expert*", "ep_*", "*eplb*", "deepep_*", "fuseep_*", "max_ep_size"),
         "enable_two_batch_overlap",

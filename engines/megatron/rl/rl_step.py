@@ -2,8 +2,8 @@
 
 samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
 
-With routing replay, the pass for the old logprobs takes the engine's experts where they are known,
-and updates take those of this pass; the reference and teachers choose their own.
+With routing replay, passes of the policy take the engine's experts where they are known, and else
+those of the pass for the old logprobs; the reference and teachers choose their own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float
     """See `RlTrainer.token_rewards`."""
     algorithm = inputs.algorithm
     batch = RlBatch.of(inputs.samples, algorithm)
-    old, reference = _old(trainer, batch, algorithm), _reference(trainer, batch, algorithm)
+    old = _old(trainer, batch, algorithm, _routes(trainer, batch, algorithm))
+    reference = _reference(trainer, batch, algorithm)
     return batch.kl_rewards(algorithm, old, reference)
 
 

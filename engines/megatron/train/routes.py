@@ -77,13 +77,14 @@ class Routes:
             )
         known = np.flatnonzero(said.any(1))
         of_layers = said[known].reshape(len(known), self._num_layers, per_token)
-        numbers = np.sort(of_layers[:, self._layers].astype(np.int64) - 1)
-        if ((numbers < 0) | (numbers >= count)).any() or (np.diff(numbers) == 0).any():
+        numbers = np.sort(of_layers[:, self._layers])
+        is_one = (numbers > 0) & (numbers <= count)
+        if not is_one.all() or (numbers[..., 1:] == numbers[..., :-1]).any():
             raise TrainingStopped(
                 f"an engine did not say {per_token} different experts, from 0 to {count - 1}, of"
                 " each token and layer"
             )
-        self.experts_TLK[first + known] = numbers
+        self.experts_TLK[first + known] = numbers - 1
         self.known_T[first + known] = True
 
     def of_pack(

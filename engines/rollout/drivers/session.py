@@ -8,6 +8,7 @@ Text is never re-tokenised: what the engine produced is what the trainer sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class TokenSession:
         self.loss_mask: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.logprobs: NDArray[np.float32] = np.empty(0, np.float32)
         self.weight_versions = WeightVersions()
-        self._experts: Experts | None = None
+        self._experts: list[Experts] = []
         self._append_unsampled(self._prompt)
 
     @property
@@ -48,8 +49,10 @@ class TokenSession:
     @property
     def experts(self) -> Experts | None:
         """Of each token, where the engine said so; None: it never did."""
-        known = self._experts
-        return None if known is None else _padded(known, len(self.tokens))
+        if not self._experts:
+            return None
+        known = np.concatenate(self._experts)
+        return np.pad(known, ((0, len(self.tokens) - len(known)), (0, 0)))
 
     async def turn(self, sampling: Sampling) -> Generation:
         """Let the policy continue; its ids are appended with mask 1. Raises EngineError."""
@@ -57,16 +60,15 @@ class TokenSession:
             raise RuntimeError("a token session takes one turn at a time")
         self._busy = True
         try:
+            sampling = replace(sampling, experts_from=sum(map(len, self._experts)))
             made = await self._generate(self.tokens, sampling)
         finally:
             self._busy = False
-        _check(made, sampling)
+        _check(made, sampling, len(self.tokens))
         self._produced = np.concatenate([self._produced, made.token_ids])
         self._append(made.token_ids, True, made.logprobs, made.weight_versions)
         if made.experts is not None:
-            known = made.experts[:0] if self._experts is None else self._experts
-            before = _padded(known, len(self.tokens) - 1 - len(made.experts))
-            self._experts = np.concatenate([before, made.experts])
+            self._experts.append(made.experts)
         return made
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -86,7 +88,8 @@ class TokenSession:
         self._produced = self._produced[: len(self._produced) - forgotten]
         self.tokens, self.loss_mask = self.tokens[:length], self.loss_mask[:length]
         self.logprobs = self.logprobs[:length]
-        self._experts = None if self._experts is None else self._experts[:length]
+        if self._experts:
+            self._experts = [np.concatenate(self._experts)[:length]]
         self.weight_versions = self.weight_versions.first(length)
 
     def _append_unsampled(self, ids: Tokens) -> None:
@@ -114,22 +117,18 @@ class TokenSession:
             )
 
 
-def _padded(experts: Experts, length: int) -> Experts:
-    """Those of the first `length` tokens; more than there are, are not known."""
-    missing = max(length - len(experts), 0)
-    return np.pad(experts[:length], ((0, missing), (0, 0)))
-
-
-def _check(generation: Generation, sampling: Sampling) -> None:
+def _check(generation: Generation, sampling: Sampling, length: int) -> None:
+    """`length`: how many tokens the turn was asked with."""
     count = len(generation.token_ids)
     if len(generation.logprobs) != count or len(generation.weight_versions) != count:
         raise EngineError(
             f"the engine answered {count} ids with {len(generation.logprobs)} logprobs and "
             f"{len(generation.weight_versions)} weight versions"
         )
-    if generation.experts is not None and len(generation.experts) != count:
+    read = length + count - 1 - sampling.experts_from
+    if generation.experts is not None and len(generation.experts) != read:
         raise EngineError(
-            f"the engine answered {count} ids with experts of {len(generation.experts)} tokens"
+            f"the engine said experts of {len(generation.experts)} tokens; it read {read}"
         )
     if count > sampling.max_new_tokens:
         raise EngineError(

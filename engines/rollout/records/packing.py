@@ -73,15 +73,15 @@ def _experts(data: bytes, at: int, plain: Mapping[str, Any]) -> tuple[Experts | 
     """A sample's, which begin at this place, and where they end."""
     if "experts" not in plain:
         return None, at
-    (kind, width), length = plain["experts"], plain["length"]
-    found = np.frombuffer(data, kind, length * width, at).reshape(length, width)
+    kind, rows, width = plain["experts"]
+    found = np.frombuffer(data, kind, rows * width, at).reshape(rows, width)
     return found, at + found.nbytes
 
 
 def _plain(sample: Sample) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(sample, name) for name in _PLAIN}
     if sample.experts is not None:
-        made["experts"] = [sample.experts.dtype.name, sample.experts.shape[1]]
+        made["experts"] = [sample.experts.dtype.name, *sample.experts.shape]
     return made | {"weight_versions": sample.weight_versions.runs, "length": len(sample.tokens)}
 
 

@@ -258,7 +258,7 @@ async def asked(url: str, prompts: list[list[int]], max_batch: int) -> list[Gene
 
 def rollout(index: int, prompt: list[int], said: Generation) -> Sample:
     count, length = len(said.token_ids), len(prompt)
-    experts = np.pad(said.experts, ((length - 1, 1), (0, 0)))
+    experts = np.pad(said.experts, ((0, 1), (0, 0)))
     return sample_of(
         *("p", "test", "g", f"r{index}", index),
         [*prompt, *said.token_ids.tolist()],

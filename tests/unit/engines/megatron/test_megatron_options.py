@@ -176,7 +176,7 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
         ({"cpu_offloading": True}, "Transformer Engine"),
         ({"gradient_accumulation_fusion": True}, "apex"),
         ({"moe_router_topk": 2}, "routed to experts"),
-        ({"moe_enable_routing_replay": True}, "routed to experts"),
+        ({"moe_enable_routing_replay": True}, "algorithm.routing_replay"),
         ({"flash_decode": True}, "no effect"),
         ({"attention_softmax_in_fp32": True}, "no effect"),
         ({"init_method_std": 0.5}, "loaded from the model folder"),

@@ -58,22 +58,21 @@ async def test_an_answer_that_does_not_add_up_is_refused(answer):
         await session_that_answers(answer).turn(SAMPLING)
 
 
-async def test_experts_stand_at_the_tokens_from_which_others_were_sampled():
-    """The engine says those of the token before each that it answers."""
+async def test_experts_are_asked_of_the_tokens_of_which_they_are_not_known():
+    """The engine says those of all that it has read, which the last token is not."""
     first = generation_of([5, 6], [-1, -1], [0, 0], "stop")
     second = generation_of([7], [-1], [0], "stop")
     session = session_that_answers(
-        replace(first, experts=np.array([[1, 2], [3, 4]], np.uint8)),
-        replace(second, experts=np.array([[300, 5]], np.int16)),
+        replace(first, experts=np.array([[1, 2], [3, 4], [5, 6]], np.uint8)),
+        replace(second, experts=np.array([[7, 8], [9, 10], [300, 5]], np.int16)),
     )
     assert session.experts is None
     await session.turn(SAMPLING)
-    assert session.experts.tolist() == [[0, 0], [1, 2], [3, 4], [0, 0]]
+    assert session.experts.tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
     session.extend([8, 9])
     await session.turn(SAMPLING)
     assert session.tokens.tolist() == [1, 2, 5, 6, 8, 9, 7]
-    nothing = [0, 0]
-    known = [nothing, [1, 2], [3, 4], nothing, nothing, [300, 5], nothing]
+    known = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [300, 5], [0, 0]]
     assert session.experts.tolist() == known
     session.cut(4)
     assert session.experts.tolist() == known[:4]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 import pytest
 from aiohttp import web
@@ -15,7 +17,7 @@ from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import FIELD, together
 from engines.types import Generation, Sampling
 from infra.errors import EngineError
-from tests.parts.engine_replies import LAST, Answer, endpoint, event, good, reply_to
+from tests.parts.engine_replies import LAST, Answer, endpoint, event, good, reply_to, response
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +128,41 @@ async def test_a_stream_that_no_engine_gives_is_a_server_fault(said: bytes) -> N
         answers = await asyncio.gather(*[client.generate([i], Sampling(4)) for i in range(2)])
     assert [g.token_ids.tolist() for g in answers] == [[0], [1]]
     assert len(asked) == 7, "more often than a lost connection is tried again"
+
+
+SPANS = [{"version": "7", "start": 0, "end": 2}, {"version": "8", "start": 2, "end": 3}]
+"""two tokens of older weights, and then one of new ones, that read all again"""
+
+
+async def test_experts_are_known_where_the_weights_that_chose_them_sampled() -> None:
+    """Of four tokens, without the prompt's first and the answer's last; six numbers are too few."""
+    said = [np.arange(6, dtype=np.int32), np.arange(8, dtype=np.int32)]
+
+    async def experts(body: dict[str, Any]) -> web.Response:
+        text = b64encode(said.pop(0).tobytes()).decode()
+        return response(body, [reply_to([5, 6, 7], routed_experts=text, weight_versions=SPANS)])
+
+    async with (
+        endpoint(experts) as (url, asked),
+        GenerationClient(url, with_experts=True) as client,
+    ):
+        found = await client.generate([1, 2, 3], Sampling(4, experts_from=1))
+        assert client.counts.retries == 1
+    assert [body["session_params"]["experts_from_of_each"] for body in asked] == [[1], [1]]
+    assert found.experts is not None
+    assert found.experts.tolist() == [[1, 2], [0, 0], [0, 0], [7, 8]]
+
+
+async def test_an_event_in_many_pieces_is_read_whole() -> None:
+    async def in_pieces(body: dict[str, Any], stream: web.StreamResponse) -> None:
+        text = b"".join(event(i, reply_to(ids)) for i, ids in enumerate(body["input_ids"])) + LAST
+        for place in range(len(text)):
+            await stream.write(text[place : place + 1])
+            await asyncio.sleep(0)
+
+    async with endpoint(_streamed(in_pieces)) as (url, _), GenerationClient(url) as client:
+        answers = await asyncio.gather(*(client.generate([i, 9], Sampling(4)) for i in range(2)))
+    assert [g.token_ids.tolist() for g in answers] == [[9, 0], [9, 1]]
 
 
 async def test_answers_of_one_moment_come_in_one_event_and_no_other_waits_for_them() -> None:

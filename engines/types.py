@@ -155,7 +155,6 @@ class Sample:
     """the part of `reward` that each of its turns earned, in order; the rest is its last turn's.
     Empty: nobody said, and all of it is"""
     experts: Experts | None = None
-    """None: they were not asked for"""
 
     @property
     def num_trained_tokens(self) -> int:
@@ -230,7 +229,7 @@ class Sampling:
     route: str = ""
     """turns of one route begin alike, so they go to one server; empty: nothing is known of it"""
     experts_from: int = 0
-    """place in the prompt from which on an engine that says experts says those of its tokens"""
+    """place in the prompt from which on an engine may say its experts"""
 
 
 Finish: TypeAlias = Literal["stop", "length", "abort"]
@@ -246,8 +245,7 @@ class Generation:
     weight_versions: WeightVersions
     finish: Finish
     experts: Experts | None = None
-    """[E, L * K] of the prompt's tokens from `Sampling.experts_from` on, and of these but the last,
-    each the number of an expert + 1; a row of zeros: not known"""
+    """of the prompt's tokens from `Sampling.experts_from` on, and of these but the last"""
 
 
 @dataclass(frozen=True, slots=True)

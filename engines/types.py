@@ -1,9 +1,8 @@
 """What flows between curricula, engines, rewards and losses.
 
-A *problem* is one prompt of a curriculum. A *rollout* is one generation attempt for it; it yields
-one or more training *samples* that share its id and its reward. The rollouts of one problem form a
-*group*. Everything here is plain data: it pickles, it imports nothing heavy, and raw dicts never
-take its place.
+A *problem* is one prompt of a curriculum. A *rollout* is one attempt at it; it yields one or more
+training *samples* that share its id and its reward. The rollouts of one problem form a *group*.
+Everything here is plain data: it pickles, imports nothing heavy, and no raw dict takes its place.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class PairColumns(Config):
     chosen: str = "chosen"
     rejected: str = "rejected"
     margin: str = ""
-    """by how much the chosen answer is the better one; empty: `margin`, or the difference of
-    `score_chosen` and `score_rejected` (`rating`, `reward`), where a row has them, or 0"""
+    """by how much the chosen answer is the better one; empty: `margin`, where a row has it"""
     answers: str = ""
     """a list of answers; empty: `responses`, `completions` or `answers`, where a row has no chosen
     one"""
@@ -74,12 +73,15 @@ class Judged:
 
     answers: tuple[Conversation, ...]
     pairs: tuple[tuple[int, int, float], ...]
-    """places of a better and of a worse answer, and by how much it is better"""
+    """places of a better and of a worse answer, and by how much it is better: as a column says it,
+    or else the difference of their scores"""
     is_good: bool | None = None
     """what was said of one answer alone"""
     worth: tuple[float, ...] = ()
     """of each answer, more being better: its score; without scores minus its rank, or 1 and 0"""
     has_scores: bool = False
+    has_margin: bool = False
+    """whether a column says it of the pair"""
 
     @property
     def layout(self) -> str:
@@ -95,7 +97,7 @@ class Judged:
         if self.is_good is not None:
             return ["good" if self.is_good else "bad"]
         if len(self.answers) == 2:
-            return ["chosen", "rejected"]
+            return ["chosen", "rejected"] if self.pairs[0][0] == 0 else ["rejected", "chosen"]
         return [f"answer {at + 1}" for at in range(len(self.answers))]
 
 
@@ -104,6 +106,11 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     """Raises BadRow."""
     unread: set[str] = set()
     given = Fields(row, unread)
+    if given.get("weight") not in (None, 1):
+        raise BadRow(
+            Reason.COLUMNS,
+            "weight: comparisons count alike; leave the column out, or rows that are not to count",
+        )
     is_pair = any(map(given.holds, ("preferred_output", columns.chosen)))
     if not is_pair and (columns.label or given.has("label")):
         return _with_label(row, columns, layout)
@@ -120,19 +127,22 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
         looks_like = " + ".join(sides)
         start = _start(given, columns, reading)
     listed = "" if is_pair else columns.answers or given.first(_LISTS)
+    has_margin = False
     if listed:
         said, pairs, worth, has_scores = _ranked(given, listed, columns, unread)
         looks_like = f"{listed}, ranked"
     else:
         _require_sides(given, sides)
         said = {name: given.column(name) for name in sides}
-        pairs = ((0, 1, _margin(given, columns)),)
         scores = _scores_of_pair(given)
+        margin, has_margin = _margin(given, columns, scores)
+        pairs = ((0, 1, margin),)
         worth, has_scores = scores or (1.0, 0.0), scores is not None
     if start and inner is given:
         looks_like = f"prompt + {looks_like}"
     system = read_system(inner, "")
-    told = [_messages(value, name, reading, start, system) for name, value in said.items()]
+    turns = [_turns(value, name, reading, start, system) for name, value in said.items()]
+    told = [tuple(turn.message for turn in each) for each in turns]
     refuse_unread(given, start, is_auto=not columns.prompt, has_system=False)
     refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
     of_answers = [n for n in sorted(given.left) if any(side in n for side in sides)]
@@ -145,12 +155,12 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     only_read = frozenset(at for at in range(shared) if told[0][at].role == "assistant")
     made = (
         Conversation(
-            messages, tuple(reading.tools), untrained=only_read, layout=looks_like,
-            unread=frozenset(unread),
+            messages, tuple(reading.tools), layout=looks_like, unread=frozenset(unread),
+            untrained=only_read.union(at for at, turn in enumerate(each) if turn.is_untrained),
         )
-        for messages in told
+        for messages, each in zip(told, turns, strict=True)
     )  # fmt: skip
-    return Judged(tuple(made), pairs, None, worth, has_scores)
+    return Judged(tuple(made), pairs, None, worth, has_scores, has_margin)
 
 
 _SCORED = tuple(
@@ -236,18 +246,21 @@ def _listed(row: Fields, name: str) -> Any:
     return parsed(value, name, Reason.COLUMNS) if isinstance(value, str) else value
 
 
-def _margin(row: Fields, columns: PairColumns) -> float:
-    """Raises BadRow where it says that the rejected answer is the better one."""
+def _margin(
+    row: Fields, columns: PairColumns, scores: tuple[float, float] | None
+) -> tuple[float, bool]:
+    """By how much the chosen answer is better, and whether a column says it. Raises BadRow where
+    the row says that it is not better."""
+    if scores and scores[0] <= scores[1]:
+        names = " and ".join(_scored(row))
+        raise BadRow(Reason.COLUMNS, f"{names}: say that the chosen answer is not the better one")
     name = columns.margin or row.first(("margin",))
-    if name:
-        margin = _number(row.column(name), name)
-    elif scores := _scores_of_pair(row):
-        name, margin = _scored(row)[0], scores[0] - scores[1]
-    else:
-        return 0.0
+    if not name:
+        return (scores[0] - scores[1] if scores else 0.0), False
+    margin = _number(row.column(name), name)
     if margin < 0:
         raise BadRow(Reason.COLUMNS, f"{name}: says that the rejected answer is the better one")
-    return margin
+    return margin, True
 
 
 def _scores_of_pair(row: Fields) -> tuple[float, float] | None:
@@ -354,11 +367,8 @@ def _start(row: Fields, columns: PairColumns, reading: Reading) -> list[Turn]:
     return read_asked(row, name, reading, auto=not columns.prompt).turns
 
 
-def _messages(
-    value: Any, name: str, reading: Reading, start: list[Turn], system: str
-) -> tuple[Message, ...]:
-    turns = [*start, *_continuation(value, name, reading, start)]
-    return tuple(turn.message for turn in with_system(turns, system))
+def _turns(value: Any, name: str, reading: Reading, start: list[Turn], system: str) -> list[Turn]:
+    return with_system([*start, *_continuation(value, name, reading, start)], system)
 
 
 def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) -> list[Turn]:

@@ -44,13 +44,14 @@ class BradleyTerry(Choice):
 
     code: ClassVar[str] = "engines.algorithms.reward_losses:bradley_terry"
     kind: Literal["bradley-terry"] = "bradley-terry"
-    margins: bool = True
-    """whether a pair's rewards are to be as far apart as the data say, where they say it"""
+    margins: bool | None = None
+    """whether a pair's rewards are to be further apart than the data's margins; left out: where a
+    column `margin` says them; true: elsewhere by the difference of the answers' scores, too"""
     centring: NonNegativeFloat = 0.01
     """weight of the squared sum of a pair's rewards, which keeps rewards around 0"""
 
 
-def bradley_terry(judged: Judged, *, margins: bool, centring: float) -> RewardLosses:
+def bradley_terry(judged: Judged, *, margins: bool | None, centring: float) -> RewardLosses:
     """-log sigmoid(reward of the better - of the worse - margin) + centring x (their sum)^2.
 
     Bradley and Terry 1952, as in Ouyang et al. 2022 (arXiv 2203.02155), eq. 1; the margin: Touvron
@@ -62,7 +63,7 @@ def bradley_terry(judged: Judged, *, margins: bool, centring: float) -> RewardLo
 
     better_P, worse_P = judged.rewards_A[0::2], judged.rewards_A[1::2]
     apart_P = better_P - worse_P
-    asked_P = apart_P - judged.margins_P if margins else apart_P
+    asked_P = apart_P if margins is False else apart_P - judged.margins_P
     losses_P = -logsigmoid(asked_P) + centring * (better_P + worse_P) ** 2
     return RewardLosses(losses_P, (apart_P > 0).to(losses_P))
 

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,7 @@ from infra.home import home
 from infra.store.manifest import StageWarning
 from tasks.message_files.render_rows import Renderer
 from tasks.preference.made_pairs import made_pairs
+from tasks.preference.row_faults import fault_beside, row_fault
 from tasks.preference.spec import PreferenceFiles
 from tasks.sft.sft_data import SequenceFile, batches_for_steps
 from tasks.stage import Reporter, StageContext, Stopped
@@ -51,8 +53,10 @@ class Preferences:
     from_what: str = "files"
     names: list[str] = field(default_factory=list[str])
     """of the files, or of the stages that sampled"""
-    rows: array[int] = field(default_factory=lambda: array("q"))
-    """of each comparison: the number of its row"""
+    scores_are_margins: bool = False
+    """whether the scores of a pair's answers say its margin, where no column does"""
+    prompts: array[int] = field(default_factory=lambda: array("q"))
+    """of each comparison: the number of what its answers follow"""
     sides: array[int] = field(default_factory=lambda: array("q"))
     """of all comparisons in turn, the numbers of their answers"""
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -60,23 +64,26 @@ class Preferences:
     worth: array[float] = field(default_factory=lambda: array("d"))
     """of each side: what its row says, more being better"""
     margins: array[float] = field(default_factory=lambda: array("d"))
-    """of each pair"""
+    """of each pair: by how much a reward model is to tell its answers apart"""
     verdicts: array[int] = field(default_factory=lambda: array("b"))
     """of each answer alone: whether it is good"""
+    _numbers: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """of prompts, by their digests"""
 
     def add(self, row: Judged, made: Sequence[TokenSequence], compares: Compares) -> None:
         """Take a good row in: as pairs, as a list, or each answer by itself."""
-        first, number = len(self.answers), sum(tally.read for tally in self.tallies)
+        first, number = len(self.answers), self._number(made[0])
         for sequence in made:
             self.answers.append(sequence)
         match compares:
             case "pairs":
                 for better, worse, margin in row.pairs:
-                    self._compare(number, (first + better, first + worse), (1.0, 0.0))
-                    self.margins.append(margin)
+                    worth = (row.worth[better], row.worth[worse])
+                    self._compare(number, (first + better, first + worse), worth)
+                    asks = row.has_margin or (row.has_scores and self.scores_are_margins)
+                    self.margins.append(margin if asks else 0.0)
             case "lists":
-                worth = (1.0, 0.0) if len(row.pairs) == 1 else row.worth
-                self._compare(number, range(first, first + len(made)), worth)
+                self._compare(number, range(first, first + len(made)), row.worth)
             case _:
                 for at, worth in enumerate(row.worth):
                     self._compare(number, (first + at,), (worth,))
@@ -84,8 +91,14 @@ class Preferences:
             verdicts = [row.is_good] if row.is_good is not None else _alone(row)
             self.verdicts.extend(int(bool(each)) for each in verdicts)
 
-    def _compare(self, row: int, sides: Sequence[int], worth: Sequence[float]) -> None:
-        self.rows.append(row)
+    def _number(self, answer: TokenSequence) -> int:
+        """Which prompt it follows."""
+        prompt = array("q", answer.tokens[: answer.loss_mask.index(1)])
+        digest = blake2b(prompt, digest_size=16).digest()
+        return self._numbers.setdefault(digest, len(self._numbers))
+
+    def _compare(self, prompt: int, sides: Sequence[int], worth: Sequence[float]) -> None:
+        self.prompts.append(prompt)
         self.sides.extend(sides)
         self.sizes.append(len(sides))
         self.worth.extend(worth)
@@ -101,13 +114,12 @@ def _alone(row: Judged) -> list[bool]:
 def load_preferences(
     sources: Sequence[PreferenceFiles],
     renderer: Renderer,
-    scratch: Path,
+    found: Preferences,
     copies: Path,
     compares: Compares,
-) -> Preferences:
-    """All rows of the files, in their order; `copies`: where fetched files stay. Raises InputError
-    where none can be used, TrainingStopped for too many bad rows."""
-    found = Preferences(SequenceFile(scratch), renderer.max_tokens)
+) -> None:
+    """Take in all rows of the files, in their order; `copies`: where fetched files stay. Raises
+    InputError where none can be used, TrainingStopped for too many bad rows."""
     for number, source in enumerate(sources):
         files = LocalFiles(find_files(source.files), copies)
         found.names += files.names
@@ -122,15 +134,6 @@ def load_preferences(
                 found.add(*row, compares)
         if not tally.read:
             raise InputError(f"data.{number}.files: {', '.join(source.files)} hold no row")
-    if not found.sides:
-        told = "; ".join(line for tally in found.tallies for line in tally.named)
-        raise InputError(f"data: no row can be learned from: {told}")
-    if len(set(found.verdicts)) == 1:
-        said = "good" if found.verdicts[0] else "bad"
-        raise InputError(
-            f"data: all {len(found.verdicts)} answers are {said}; `kto` needs some of each"
-        )
-    return found
 
 
 _Made = tuple[Judged, list[TokenSequence]]
@@ -161,56 +164,47 @@ def _read(source: PreferenceFiles, rows: Rows, index: int, compares: Compares) -
     return BadRow(Reason.COLUMNS, fault) if fault else row
 
 
-def row_fault(row: Judged, compares: Compares) -> str:
-    """Why a loss cannot learn from a row, in words; empty if it can."""
-    match compares:
-        case "pairs" | "lists" if not row.pairs:
-            if row.is_good is not None:
-                return (
-                    "has one answer with a verdict, which `kto` and `binary` learn; this loss"
-                    " compares answers"
-                )
-            return (
-                "has one answer with a score, which `regression` learns; this loss compares answers"
-            )
-        case "verdicts" if row.is_good is None and not row.pairs:
-            return "has one answer with a score; `kto` learns from a `label`, true or false"
-        case "scores" if not row.has_scores:
-            return (
-                "says which answer is better, and no score of each, which `regression` learns;"
-                " take the loss `bradley-terry` or `plackett-luce`"
-            )
-        case "goodness" if any(not 0 <= worth <= 1 for worth in row.worth):
-            return (
-                "says of an answer how good it is by a number that is not from 0 to 1; take the"
-                " loss `regression` for scores, or `plackett-luce` for ranks"
-            )
-        case _:
-            return ""
-
-
 def _whole(row: Judged, made: Iterator[TokenSequence | BadRow]) -> _Made | BadRow:
-    """All of a row's answers, or what is wrong with the first bad one."""
+    """All of a row's answers, or what is wrong with them."""
     sequences = [next(made) for _ in row.answers]
     for name, sequence in zip(row.names, sequences, strict=True):
         if isinstance(sequence, BadRow):
             return BadRow(sequence.reason, f"{name}: {sequence}")
-    return row, [each for each in sequences if isinstance(each, TokenSequence)]
+    whole = [each for each in sequences if isinstance(each, TokenSequence)]
+    fault = fault_beside(row.names, whole)
+    return BadRow(Reason.TEMPLATE, fault) if fault else (row, whole)
 
 
 def opened_preferences(
-    sources: Sequence[PreferenceFiles] | None, context: StageContext, compares: Compares
+    sources: Sequence[PreferenceFiles] | None,
+    context: StageContext,
+    compares: Compares,
+    *,
+    scores_are_margins: bool = False,
 ) -> Preferences:
     """Without sources the answers of `inputs["data"]`. Raises what `load_preferences` raises."""
     renderer = Renderer.of_model(context.inputs["model"])
-    scratch = context.scratch / "sequences"
+    answers = SequenceFile(context.scratch / "sequences")
+    found = Preferences(answers, renderer.max_tokens, scores_are_margins=scores_are_margins)
     if sources is None:
-        found = Preferences(SequenceFile(scratch), renderer.max_tokens)
         take_answers(found, context.inputs["data"], compares)
-        return found
-    # Beside the attempt's own folder: the next attempt need not fetch and unpack files again.
-    copies = home() / "cache" / "files"
-    return load_preferences(sources, renderer, scratch, copies, compares)
+    else:
+        # Beside the attempt's own folder: the next attempt need not fetch and unpack files again.
+        load_preferences(sources, renderer, found, home() / "cache" / "files", compares)
+    _require_some(found)
+    return found
+
+
+def _require_some(found: Preferences) -> None:
+    """Raises InputError where nothing can be learned."""
+    if not found.sides:
+        told = "; ".join(line for tally in found.tallies for line in tally.named)
+        raise InputError(f"data: no row can be learned from: {told}")
+    if len(set(found.verdicts)) == 1:
+        said = "good" if found.verdicts[0] else "bad"
+        raise InputError(
+            f"data: all {len(found.verdicts)} answers are {said}; `kto` needs some of each"
+        )
 
 
 def take_answers(found: Preferences, dataset: Path, compares: Compares) -> None:
@@ -222,6 +216,9 @@ def take_answers(found: Preferences, dataset: Path, compares: Compares) -> None:
         made = [TokenSequence(list(row.tokens), list(row.loss_mask)) for row in (better, worse)]
         worth = (better.rewards["outcome"], worse.rewards["outcome"])
         found.names += [] if better.expert in found.names else [better.expert]
+        if fault := fault_beside(("the best answer", "the worst"), made):
+            tally.left_out(f"problem {better.problem.id}", BadRow(Reason.MESSAGES, fault))
+            continue
         tally.read += 1
         pairs = ((0, 1, worth[0] - worth[1]),)
         found.add(Judged((), pairs, None, worth, has_scores=True), made, compares)
@@ -258,7 +255,7 @@ class PreferenceSupply:
         self._ends = np.cumsum(found.sizes)
         self._trained = np.arange(len(self._ends))
         """numbers of the comparisons that are learned"""
-        self._others = _others(len(found.answers), seed) if found.verdicts else None
+        self._others = other_answers(found.prompts, seed) if found.verdicts else None
         self._has_reference = has_reference
         self.reference: NDArray[np.float64] | None = None
         """[answers, 2] the reference's logprob of each answer, and of the other behind its
@@ -372,10 +369,15 @@ class PreferenceSupply:
         }
 
 
-def _others(count: int, seed: int) -> list[int]:
-    """For each answer another one, each once."""
-    order = random.Random(f"{seed}/others").sample(range(count), count)
-    others = [0] * count
-    for at, answer in enumerate(order):
-        others[answer] = order[at - 1]
+def other_answers(prompts: Sequence[int], seed: int) -> list[int]:
+    """For each answer one to another prompt, where there is another."""
+    told: dict[int, list[int]] = {}
+    for answer, prompt in enumerate(prompts):
+        told.setdefault(prompt, []).append(answer)
+    order = random.Random(f"{seed}/others").sample(list(told), len(told))
+    others = [0] * len(prompts)
+    for at, prompt in enumerate(order):
+        before = told[order[at - 1]]
+        for place, answer in enumerate(told[prompt]):
+            others[answer] = before[place % len(before)]
     return others

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engines.algorithms.reward_losses import Compares, compares
+from engines.algorithms.reward_losses import BradleyTerry, Compares, compares
 from infra.store.manifest import StageWarning
 from tasks.preference.body import learned
 from tasks.preference.preference_data import PreferenceSupply, opened_preferences
@@ -63,18 +63,22 @@ class RewardRecord(SftRecord):
 
 
 class RewardSupply(PreferenceSupply):
-    """All comparisons but those of the rows that are held out; the finished model judges these."""
+    """All comparisons but those of held-out prompts, which the finished model judges."""
 
     def __init__(self, spec: RewardSpec, context: StageContext) -> None:
         """Raises what `opened_preferences` raises."""
         settings = spec.settings
         self._compares: Compares = compares(settings.loss)
-        found = opened_preferences(settings.data, context, self._compares)
+        margins = settings.loss.margins if isinstance(settings.loss, BradleyTerry) else False
+        found = opened_preferences(
+            settings.data, context, self._compares, scores_are_margins=margins is True
+        )
+        self._has_margins = margins is not False and any(found.margins)
         super().__init__(settings, spec.seed, found, context, has_reference=False)
-        rows = sorted(set(found.rows))
-        count = min(round(settings.held_out * len(rows)), len(rows) - 1)
-        out = set(random.Random(f"{spec.seed}/held-out").sample(rows, count))
-        is_out = np.array([row in out for row in found.rows])
+        prompts = sorted(set(found.prompts))
+        count = min(round(settings.held_out * len(prompts)), len(prompts) - 1)
+        out = set(random.Random(f"{spec.seed}/held-out").sample(prompts, count))
+        is_out = np.array([prompt in out for prompt in found.prompts])
         self._held_out = np.flatnonzero(is_out).tolist()
         self._trained = np.flatnonzero(~is_out)
         self._report = HeldOutReport(0, {})
@@ -95,7 +99,7 @@ class RewardSupply(PreferenceSupply):
 
     def conclusions(self) -> Iterator[StageWarning]:
         yield from super().conclusions()
-        yield from held_out_warnings(self._report)
+        yield from held_out_warnings(self._report, has_margins=self._has_margins)
 
     def summary(self) -> Mapping[str, float]:
         return {**super().summary(), "held_out": float(len(self._held_out)), **self._report.figures}

@@ -83,8 +83,7 @@ def report_of(
         for better, worse in permutations(range(len(given)), 2):
             if each.worth[better] > each.worth[worse]:
                 gaps.append(given[better] - given[worse])
-                apart = each.worth[better] - each.worth[worse]
-                margins.append(each.margin if compares == "pairs" else apart)
+                margins.append(each.margin or each.worth[better] - each.worth[worse])
                 sizes = [len(each.answers[side].tokens) for side in (better, worse)]
                 longer.append(sizes[0] - sizes[1])
     return _of_scores(errors, scores) if errors else held_out_report(gaps, margins, longer)
@@ -197,16 +196,21 @@ def _plain(report: HeldOutReport) -> dict[str, Any]:
     }
 
 
-def held_out_warnings(report: HeldOutReport) -> Iterator[StageWarning]:
+def held_out_warnings(report: HeldOutReport, *, has_margins: bool) -> Iterator[StageWarning]:
+    """`has_margins`: its loss drew rewards apart by margins, which a probability knows nothing
+    of."""
     yield from _length_bias(report.figures)
     error = report.figures.get("calibration_error", 0.0)
     if report.pairs >= _FEWEST_CALIBRATED and error > _CALIBRATION_ERROR:
         yield StageWarning(
             what=f"how sure it is and how often it is right differ by {error:.0%} on average, over"
             f" {report.pairs} held-out pairs",
-            cause="it was trained for too long on its pairs, or for too few steps",
-            advice="compare its accuracy in training with that on held-out pairs; change `steps`,"
-            " or raise `loss.centring`",
+            cause="its loss drew the rewards of pairs apart by their margins"
+            if has_margins
+            else "it was trained for too long on its pairs, or for too few steps",
+            advice="set `loss.margins: false` if rewards are to say how sure it is"
+            if has_margins
+            else "compare its accuracy in training with that on held-out pairs; change `steps`",
             figures={"calibration_error": error, "pairs": float(report.pairs)},
         )
 

@@ -27,7 +27,7 @@ class RewardSettings(Config):
     """how a preference is learned: bradley-terry (pairs), plackett-luce (lists), binary (good and
     bad answers) or regression (scores), by its name or with settings"""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """share of the rows that are not trained on; the finished model judges them"""
+    """share of the prompts whose rows are not trained on; the finished model judges these"""
     data: PreferenceData
     """your own files of preferences: one source, or a list of them; left out: of each problem the
     best and the worst answer of the `distill` before it"""

@@ -96,6 +96,21 @@ def test_a_scored_list_makes_all_its_pairs(row: dict[str, Any]):
     assert found.names == ["answer 1", "answer 2", "answer 3"]
 
 
+def test_of_two_answers_in_a_list_the_better_one_is_called_chosen():
+    listed = {"prompt": "q0", "responses": ["BAD", "GOOD"]}
+    for row in (listed | {"scores": [1, 9]}, listed | {"ranks": [2, 1]}):
+        found = read(row)
+        assert texts(found) == ["BAD", "GOOD"]
+        assert found.names == ["rejected", "chosen"]
+        assert found.worth[1] > found.worth[0]
+
+
+def test_messages_that_are_marked_so_are_only_read():
+    said = [ASK, BACK | {"weight": 0}, ASK, GOOD]
+    found = read({"chosen": said, "rejected": [ASK, BAD, ASK, BACK | {"train": False}]})
+    assert [answer.untrained for answer in found.answers] == [{1}, {3}]
+
+
 def test_ranks_have_no_margins_and_equal_ones_make_no_pair():
     nectar = [{"answer": text, "rank": rank} for text, rank in (("a", 2.0), ("b", 1.0), ("c", 2.0))]
     for row in (
@@ -113,12 +128,13 @@ def test_ranks_have_no_margins_and_equal_ones_make_no_pair():
         ({"chosen-rating": 4.5, "rejected-rating": 4}, {}, 0.5),
         ({"rejected_score": 1, "chosen_score": 3}, {}, 2.0),
         ({"gap": 2}, {"margin": "gap"}, 2.0),
-        ({"score_chosen": 7, "score_rejected": 7}, {}, 0.0),
     ],
 )
 def test_a_pair_may_say_its_margin(more: dict[str, Any], columns: dict[str, str], margin: float):
     row = {"prompt": "Hi", "chosen": "a", "rejected": "b", **more}
-    assert read(row, **columns).pairs == ((0, 1, margin),)
+    found = read(row, **columns)
+    assert found.pairs == ((0, 1, margin),)
+    assert found.has_margin == any(name in more for name in ("margin", "gap"))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +223,29 @@ def test_only_the_last_answer_has_the_verdict():
             "says that the rejected answer is the better one",
         ),
         ({"prompt": "Hi", "completion": "a", "label": "maybe"}, "'maybe' is no verdict"),
+        (
+            {
+                "prompt": "Hi",
+                "chosen": "a",
+                "rejected": "b",
+                "rating_chosen": 7,
+                "rating_rejected": 7,
+            },
+            "rating_chosen and rating_rejected: say that the chosen answer is not the better one",
+        ),
+        (
+            {
+                "prompt": "Hi",
+                "chosen": "a",
+                "rejected": "b",
+                "margin": 1,
+                "score_chosen": 3,
+                "score_rejected": 4,
+            },
+            "is not the better one",
+        ),
+        ({"prompt": "Hi", "completion": "a", "label": True, "weight": 0.5}, "weight: comparisons"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "weight": 2}, "count alike"),
     ],
 )
 def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], said: str):

@@ -11,7 +11,7 @@ from curricula.rows.pairs import Judged
 from engines.algorithms.reward_losses import Compares
 from engines.batching import Comparison, TokenSequence
 from tasks.preference.body import learned
-from tasks.preference.preference_data import row_fault
+from tasks.preference.row_faults import row_fault
 from tasks.reward.held_out import PairGroup, held_out_report, held_out_warnings, report_of
 
 pytestmark = pytest.mark.unit
@@ -45,7 +45,7 @@ def test_the_report_tells_accuracy_by_margin_length_and_confidence() -> None:
         PairGroup("50% to 60% sure", 1, 2), PairGroup("70% to 80% sure", 1, 2),
         PairGroup("80% to 90% sure", 1, 1),
     ]  # fmt: skip
-    (warning,) = held_out_warnings(found)
+    (warning,) = held_out_warnings(found, has_margins=False)
     assert "learned to prefer longer answers" in str(warning)
     ((name, text),) = found.files()
     kept = json.loads(text)
@@ -57,7 +57,7 @@ def test_groups_without_a_pair_have_no_accuracy() -> None:
     nothing = held_out_report([], [], [])
     assert not nothing.figures
     assert not list(nothing.files())
-    assert not list(held_out_warnings(nothing))
+    assert not list(held_out_warnings(nothing, has_margins=True))
     alone = held_out_report([1e3], [0.0], [0])
     assert alone.figures == {"held_out_accuracy": 1.0, "calibration_error": 0.0}
 
@@ -116,8 +116,10 @@ def test_a_row_that_a_loss_cannot_learn_is_refused(
 def test_a_model_that_is_too_sure_is_told() -> None:
     found = held_out_report([5.0, -5.0] * 25, [0.0] * 50, [0] * 50)
     assert found.figures["calibration_error"] == pytest.approx(sigmoid(5) - 0.5)
-    (warning,) = held_out_warnings(found)
+    (warning,) = held_out_warnings(found, has_margins=False)
     assert "differ by 49% on average, over 50 held-out pairs" in str(warning)
+    (warning,) = held_out_warnings(found, has_margins=True)
+    assert "by their margins" in str(warning)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,10 @@ class Demonstration:
     turns: tuple[Message, ...]
 
 
+EQUAL_WITHIN = 1e-9
+"""rewards that differ by no more are equal: they are sums, and sums are rounded"""
+
+
 class Status(StrEnum):
     """How a rollout ended."""
 
@@ -107,7 +111,8 @@ class Status(StrEnum):
     TRUNCATED = "truncated"
     """a token or turn budget ran out"""
     MALFORMED = "malformed"
-    """a tool call broke the protocol; the episode ended there with reward 0"""
+    """a tool call broke the protocol; the episode ended there with reward 0. Training rates it at
+    most like the least of its group"""
     ABORTED = "aborted"
     """generation was interrupted; never trained on"""
     FAILED = "failed"
@@ -206,7 +211,7 @@ class Group:
     def has_signal(self) -> bool:
         """Whether the trainable samples' rewards differ: else every group advantage is zero."""
         rewards = [s.reward for s in self.samples if s.status in TRAINABLE]
-        return len(rewards) > 1 and max(rewards) - min(rewards) > 1e-9
+        return len(rewards) > 1 and max(rewards) - min(rewards) > EQUAL_WITHIN
 
 
 def one_per_rollout(samples: Sequence[Sample]) -> list[Sample]:

@@ -12,8 +12,9 @@ from engines.algorithms.advantages import (
 )
 from engines.algorithms.aggregation import RolloutMean
 from engines.algorithms.divergences import DivergenceLoss
-from engines.algorithms.losses import DisLoss, GspoLoss, ReinforceLoss
+from engines.algorithms.losses import DisLoss, GspoLoss, PairLoss, ReinforceLoss
 from engines.algorithms.penalties import Kl
+from engines.algorithms.preference_losses import has_reference
 from engines.algorithms.spec import Algorithm
 
 
@@ -123,8 +124,10 @@ def _beside_pairs(algorithm: Algorithm, loss: str) -> Iterator[str]:
         yield f"correction: {loss} compares whole rollouts and weighs no token; leave it out"
     if algorithm.old_logprobs == "trainer":
         yield f"old_logprobs: {loss} has no ratio to an old policy; leave it out"
-    if algorithm.kl.coef:
+    if algorithm.kl.coef and isinstance(algorithm.loss, PairLoss) and has_reference(algorithm.loss):
         yield f"kl: {loss} keeps to the reference by itself; raise `loss.beta`, and leave `kl` out"
+    elif algorithm.kl.coef and algorithm.kl.place == "reward":
+        yield "kl.place: pairs are made by the domain's rewards alone; set it to loss"
 
 
 def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
@@ -190,6 +193,12 @@ def _terms(algorithm: Algorithm) -> Iterator[str]:
 def stale_doubts(algorithm: Algorithm) -> Iterator[str]:
     """Why the composition would make poor use of data that older weights sampled."""
     correction, of_trainer = algorithm.correction, algorithm.old_logprobs == "trainer"
+    if algorithm.compares_pairs:
+        yield (
+            f"loss: {algorithm.loss.kind} weighs no pair by its age, so those of older weights"
+            " count like fresh ones; lower `max_staleness`"
+        )
+        return
     is_bare = correction.weight is None and not correction.reject
     if is_bare and (of_trainer or isinstance(algorithm.loss, ReinforceLoss)):
         why = "its ratio starts at 1 for data of any age" if of_trainer else "it has no ratio"

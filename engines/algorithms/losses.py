@@ -165,6 +165,12 @@ class PairDpoLoss(Dpo, PartWithCode):
     kind: Literal["dpo"]
 
 
+def pair_formula(loss: PairLoss) -> Callable[[Answers], Compared]:
+    """What a loss of pairs says of answers, with its settings."""
+    formula = dpo_loss if isinstance(loss, PairDpoLoss) else ipo_loss
+    return partial(formula, **loss.model_dump(exclude={"kind"}))
+
+
 def pair_dpo_loss(tokens: LossInputs, **settings: Any) -> PolicyLoss:
     """The loss `dpo` of its pair at each token.
 

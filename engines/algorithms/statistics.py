@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from engines.types import EQUAL_WITHIN
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -84,23 +86,31 @@ def deviations(rewards_N: Tensor, group_N: Tensor) -> Tensor:
 def best_and_worst(rewards_N: Tensor, group_N: Tensor) -> Tensor:
     """[N] 1 where a reward is its group's largest, -1 where it is the smallest, 0 elsewhere.
 
-    Of equal rewards the first one counts, so a group of equal rewards has neither.
-    Example: rewards 0, 1, 0.5, 1, 0 of one group -> -1, 1, 0, 0, 0.
+    Of equal rewards the first one counts. A group whose rewards are equal, but for rounding, has
+    neither.
+    Example: rewards 0, 1, 0.5, 1, 0 of one group -> -1, 1, 0, 0, 0; 0.1 + 0.2 and 0.3 -> 0, 0.
     """
-    return _is_first_of_largest(rewards_N, group_N) - _is_first_of_largest(-rewards_N, group_N)
+    most_N, least_N = _largest(rewards_N, group_N), -_largest(-rewards_N, group_N)
+    is_best_N = _is_first(rewards_N == most_N, group_N)
+    is_worst_N = _is_first(rewards_N == least_N, group_N)
+    differ_N = most_N - least_N > EQUAL_WITHIN
+    return (is_best_N & differ_N).to(rewards_N) - (is_worst_N & differ_N).to(rewards_N)
 
 
-def _is_first_of_largest(values_N: Tensor, group_N: Tensor) -> Tensor:
-    """[N] 1 for one value of each group, 0 for the others."""
+def _largest(values_N: Tensor, group_N: Tensor) -> Tensor:
+    """[N] the largest value of each one's group."""
+    empty = values_N.new_zeros(_num_groups(group_N))
+    return empty.scatter_reduce(0, group_N, values_N, "amax", include_self=False)[group_N]
+
+
+def _is_first(is_one_N: Tensor, group_N: Tensor) -> Tensor:
+    """[N] bool: whether each is the first such one of its group."""
     import torch
 
-    num, num_groups = len(values_N), _num_groups(group_N)
-    largest = values_N.new_zeros(num_groups).scatter_reduce(
-        0, group_N, values_N, "amax", include_self=False
-    )
-    place_N = torch.where(values_N == largest[group_N], torch.arange(num), num)
-    first = torch.full((num_groups,), num).scatter_reduce(0, group_N, place_N, "amin")
-    return (torch.arange(num) == first[group_N]).to(values_N)
+    num = len(is_one_N)
+    place_N = torch.where(is_one_N, torch.arange(num), num)
+    first = torch.full((_num_groups(group_N),), num).scatter_reduce(0, group_N, place_N, "amin")
+    return torch.arange(num) == first[group_N]
 
 
 def per_group(values_N: Tensor, group_N: Tensor) -> Tensor:

@@ -127,13 +127,9 @@ class Consumer:
         self._before_publish = before_publish
 
     def _trainable(self, groups: Sequence[Group]) -> list[Sample]:
-        """Empty where nothing of the batch has a token to train on, or no group has a pair for
-        a loss that compares pairs."""
+        """Empty where nothing of the batch has a token to train on."""
         kept, truncated = [trainable(group) for group in groups], self.algorithm.truncated
-        learned = [replace(g, samples=[s for s in g.samples if trains(s, truncated)]) for g in kept]
-        if self.algorithm.compares_pairs:
-            learned = [group for group in learned if group.has_signal]
-        is_any = any(group.samples for group in learned)
+        is_any = any(trains(s, truncated) for group in kept for s in group.samples)
         return [s for group in kept for s in group.samples] if is_any else []
 
     async def step(self, step: int, groups: Sequence[Group], sampled: Sampled) -> StepResult:

@@ -11,19 +11,26 @@ from numpy.typing import NDArray
 
 from engines.algorithms.advantages import Advantage, advantages
 from engines.algorithms.inputs import StepTokens
-from engines.types import Sample
-from infra.errors import TrainingStopped
+from engines.algorithms.losses import PairLoss, pair_formula
+from engines.algorithms.preference_losses import Answers
+from engines.types import Sample, Status
 
 if TYPE_CHECKING:
     from engines.megatron.rl.rl_batch import RlBatch
+
+
+class NoPairsError(Exception):
+    """In no group of the step one rollout is better than another."""
 
 
 def compared_samples(
     samples: Sequence[Sample], rewards_N: torch.Tensor, advantage: Advantage
 ) -> tuple[list[Sample], list[int]]:
     """The samples of all pairs, group by group, the better rollout's first; and how many each pair
-    has. Raises TrainingStopped where there is no pair."""
+    has. Of equally bad rollouts one that broke a protocol comes last. Raises NoPairsError."""
     groups = numbered([s.group_id for s in samples])
+    last = np.argsort([s.status is Status.MALFORMED for s in samples], kind="stable")
+    samples, rewards_N, groups = [samples[n] for n in last], rewards_N[last], groups[last]
     # Which rollout is better follows from rewards alone: one token stands for each sample.
     zeros_N = torch.zeros_like(rewards_N)
     worth = advantages(
@@ -39,17 +46,30 @@ def compared_samples(
     ).numpy()
     order = [n for n in np.lexsort((-worth, groups)).tolist() if worth[n]]
     if not order:
-        raise TrainingStopped(
-            f"in none of the step's {len(set(groups.tolist()))} groups one rollout is better than"
-            " another, so there is no pair to compare; look at the rewards, at `truncated` and at"
-            " `overlong`"
-        )
+        raise NoPairsError
     sizes = np.unique(groups[order], return_counts=True)[1]
     return [samples[n] for n in order], sizes.tolist()
 
 
+def broken_last(samples: Sequence[Sample], rewards_N: torch.Tensor) -> torch.Tensor:
+    """[N] rewards, of which a rollout that broke a protocol has at most the least of its group. It
+    is not judged and has 0, which is more than a reward that is negative.
+
+    Example: rewards -0.5, 0.5 and 0 of a broken one -> -0.5, 0.5, -0.5.
+    """
+    broken_N = torch.tensor([s.status is Status.MALFORMED for s in samples])
+    if not broken_N.any():
+        return rewards_N
+    group_N = torch.from_numpy(numbered([s.group_id for s in samples]))
+    others_N = rewards_N.masked_fill(broken_N, torch.inf)
+    least = others_N.new_full((int(group_N.max()) + 1,), torch.inf)
+    least = least.scatter_reduce(0, group_N, others_N, "amin")
+    return torch.where(broken_N, rewards_N.minimum(least[group_N]), rewards_N)
+
+
 def pair_metrics(
     batch: RlBatch,
+    loss: PairLoss,
     logprobs: NDArray[np.float32],
     reference: NDArray[np.float32] | None,
     indices: NDArray[np.int64],
@@ -60,18 +80,22 @@ def pair_metrics(
     assert batch.pairs is not None
     comparison = batch.learned.comparison
     is_better = batch.rollouts == batch.rollouts[np.searchsorted(comparison, comparison)]
-    margins = np.zeros(len(batch.pairs))
+    sums = np.zeros((len(batch.pairs), 2, 3))
+    """of each pair's better and worse rollout: its logprob, the reference's, and its tokens"""
     for n in indices.tolist():
         places = batch.trained_in(n)
         of_reference = 0.0 if reference is None else reference[places].sum(dtype=np.float64)
-        ratio = logprobs[places].sum(dtype=np.float64) - of_reference
-        margins[comparison[n]] += ratio if is_better[n] else -ratio
-    known = margins[np.unique(comparison[indices])]
+        ratio = (logprobs[places].sum(dtype=np.float64), of_reference, len(places))
+        sums[comparison[n], 0 if is_better[n] else 1] += ratio
+    known = torch.from_numpy(sums[np.unique(comparison[indices])])
+    logprobs_A, reference_A, tokens_A = known.flatten(0, 1).T
+    answers = Answers(logprobs_A, reference_A, tokens_A, torch.arange(2 * len(known)) % 2 == 0)
+    ratios_A = answers.ratios_A
     return {
         "pairs": float(len(batch.pairs)),
         "groups_without_pair": float(groups - len(batch.pairs)),
-        "pair_accuracy": float((known > 0).mean()),
-        "pair_margin": float(known.mean()),
+        "pair_accuracy": float(pair_formula(loss)(answers).is_right_P.double().mean()),
+        "pair_margin": float((ratios_A[0::2] - ratios_A[1::2]).mean()),
     }
 
 

@@ -24,7 +24,7 @@ from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
-from engines.megatron.rl.pairs import compared_samples, numbered
+from engines.megatron.rl.pairs import broken_last, compared_samples, numbered
 from engines.megatron.rl.rl_objective import RlObjective, RlTargets
 from engines.megatron.rl.turns import turns_of
 from engines.megatron.train.pack import FlatSequences, sparse_zeros
@@ -76,7 +76,8 @@ class RlBatch:
 
     @staticmethod
     def of(samples: Sequence[Sample], algorithm: Algorithm, *, is_filled: bool = True) -> RlBatch:
-        """`is_filled`: all `engine_logprobs` are there. Raises TrainingStopped without samples."""
+        """`is_filled`: all `engine_logprobs` are there. Raises TrainingStopped without samples,
+        NoPairsError without the pairs that a loss compares."""
         kept = [s for s in samples if trains(s, algorithm.truncated)]
         if not kept:
             raise TrainingStopped(
@@ -318,17 +319,18 @@ class RlBatch:
         )
 
     def rewards(self, algorithm: Algorithm) -> torch.Tensor:
-        """[N] each sample's reward minus the penalty for its rollout's length."""
+        """[N] each sample's reward minus the penalty for its rollout's length; a rollout that broke
+        a protocol has at most the least of its group."""
         rewards_N = torch.tensor([s.reward for s in self.samples], dtype=torch.float64)
         overlong = algorithm.overlong
         if overlong is None:
-            return rewards_N
+            return broken_last(self.samples, rewards_N)
         rollout_N = torch.from_numpy(self.rollouts)
         tokens_N = torch.tensor([s.num_trained_tokens for s in self.samples])
         total = tokens_N.new_zeros(int(rollout_N.max()) + 1).index_add(0, rollout_N, tokens_N)
         budgets_N = self._budgets(overlong.budget, "overlong.budget")
         penalty_N = our_part(Overlong.code)(total[rollout_N], budgets_N, margin=overlong.margin)
-        return rewards_N + overlong.weight * penalty_N
+        return broken_last(self.samples, rewards_N + overlong.weight * penalty_N)
 
     def _budgets(self, written: int | None, field: str) -> torch.Tensor:
         """[N] the token budget of each sample's rollout, or what a person wrote instead."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.algorithms.losses import PairLoss
 from engines.algorithms.spec import Algorithm
 from engines.megatron.rl.agreement import (
     check_agreement,
@@ -22,7 +23,7 @@ from engines.megatron.rl.agreement import (
     mismatch_of,
     shown_logprobs,
 )
-from engines.megatron.rl.pairs import pair_metrics
+from engines.megatron.rl.pairs import NoPairsError, pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch, is_by_group
 from engines.megatron.rl.rl_objective import RlObjective
 from engines.megatron.train.stopwatch import Stopwatch
@@ -41,7 +42,10 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     trainer.scored_flops = 0.0  # of an agreement measured between two steps
     algorithm, token_rewards = inputs.algorithm, inputs.token_rewards
     alone = is_by_group(algorithm) and inputs.values is None and token_rewards is None
-    batch = RlBatch.of(inputs.samples, algorithm, is_filled=not alone)
+    try:
+        batch = RlBatch.of(inputs.samples, algorithm, is_filled=not alone)
+    except NoPairsError:
+        return TrainedStep()
     parts = list(batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done))
     own = trainer.own_part(batch.learned, parts) if alone else None
     if own is not None:
@@ -68,9 +72,11 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
             known = partial(known_tokens, batch, ours, those, inputs.version)
             mismatch = mismatch_of(known(), int(batch.num_trained[those].sum()))
             shown = shown_logprobs(batch, inputs, ours, those)
-            if batch.pairs is not None:
+            if isinstance(algorithm.loss, PairLoss):
                 groups = len({s.group_id for s in inputs.samples})
-                of_pairs = pair_metrics(batch, ours, targets.reference, those, groups)
+                of_pairs = pair_metrics(
+                    batch, algorithm.loss, ours, targets.reference, those, groups
+                )
             if inputs.gate:
                 check_agreement(known(), algorithm.agreement_gate, batch)
         objective.seen.clear()

@@ -169,6 +169,14 @@ WEIGHT = {"correction": {"weight": {}}}
         ({"preset": "online-dpo", **WEIGHT}, "dpo compares whole rollouts and weighs no token"),
         ({"preset": "online-dpo", "old_logprobs": "trainer"}, "dpo has no ratio to an old policy"),
         ({"preset": "online-dpo", "kl": {"coef": 0.1}}, "raise `loss.beta`, and leave `kl` out"),
+        (
+            {
+                "preset": "online-dpo",
+                "loss": {"reference_free": True},
+                "kl": {"coef": 0.1, "place": "reward"},
+            },
+            "kl.place: pairs are made by the domain's rewards alone",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(
@@ -191,6 +199,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(
         {"kl": {"coef": 0.1, "estimator": "k2"}},
         {"kl": {"coef": 0.1, "unbiased": True}},
         {"preset": "online-dpo", "loss": {"beta": 0.3}, "overlong": {}, "truncated": "mask"},
+        {"preset": "online-dpo", "loss": {"reference_free": True}, "kl": {"coef": 0.1}},
         {"advantage": "pairs", "loss": "ipo", "aggregation": "rollout_mean", "mini_batches": 1},
     ],
 )
@@ -302,10 +311,10 @@ def test_check_names_the_stage_and_every_reason() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_of_the_presets_only_gspo_takes_stale_data_for_fresh(preset: str) -> None:
+def test_of_the_presets_only_gspo_and_pairs_take_stale_data_for_fresh(preset: str) -> None:
     """The others take their ratio, or their correction, to what sampled."""
     said = list(stale_doubts(Algorithm.model_validate({"preset": preset})))
-    assert len(said) == (preset == "gspo")
+    assert len(said) == (preset in ("gspo", "online-dpo"))
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engines.algorithms.losses import PairLoss
 from engines.algorithms.spec import Algorithm
-from engines.megatron.rl.pairs import pair_metrics
+from engines.megatron.rl.pairs import NoPairsError, pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch
 from engines.types import Status
-from infra.errors import TrainingStopped
 from tests.unit.engines.megatron.test_rl_batch import sample
 
 pytestmark = pytest.mark.unit
@@ -39,11 +39,13 @@ def test_what_the_policy_says_of_its_pairs() -> None:
     """Log ratios: 3 - 2 of the first pair, 2 x -1 - 2 x 1 of the second one."""
     made = [sample("a", 1.0, trained=3), sample("b", 0.0)]
     made += [sample("c", 0.0, group="k"), sample("d", 1.0, group="k"), sample("e", group="flat")]
-    batch = RlBatch.of(made, Algorithm.model_validate(PAIRS))
+    algorithm = Algorithm.model_validate(PAIRS)
+    assert isinstance(algorithm.loss, PairLoss)
+    batch = RlBatch.of(made, algorithm)
     assert [s.rollout_id for s in batch.samples] == ["a", "b", "d", "c"]
     now = np.zeros(batch.learned.num_tokens, np.float32)
     reference = np.where(np.repeat([True, True, False, True], batch.learned.lengths), -1, 1)
-    found = pair_metrics(batch, now, reference.astype(np.float32), np.arange(4), 3)
+    found = pair_metrics(batch, algorithm.loss, now, reference.astype(np.float32), np.arange(4), 3)
     assert found == {
         "pairs": 2, "groups_without_pair": 1, "pair_accuracy": 0.5, "pair_margin": (1 - 4) / 2,
     }  # fmt: skip
@@ -56,8 +58,48 @@ def test_the_penalty_for_length_counts_and_a_masked_rollout_is_in_no_pair() -> N
     assert [s.rollout_id for s in RlBatch.of(made, long).samples] == ["b", "a"]
     masked = Algorithm.model_validate({**PAIRS, "truncated": "mask"})
     assert [s.rollout_id for s in RlBatch.of(made, masked).samples] == ["a", "c"]
-    with pytest.raises(TrainingStopped, match="in none of the step's 1 groups one rollout is bet"):
-        RlBatch.of(made[1:2], long)
+    for alike in (made[1:2], [sample("a", 0.1 + 0.2), sample("b", 0.3)]):
+        with pytest.raises(NoPairsError):
+            RlBatch.of(alike, long)
+
+
+BROKEN = sample("m", status=Status.MALFORMED)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "compared"),
+    [
+        ([-0.5, -0.25], ["-0.25", "-0.5"]),
+        ([-0.5, 0.25], ["0.25", "-0.5"]),
+        ([0.5, 0.25], ["0.5", "m"]),
+        ([0.0, 0.25], ["0.25", "0.0"]),
+    ],
+)
+def test_a_rollout_that_broke_a_protocol_is_never_the_better_one(
+    rewards: list[float], compared: list[str]
+) -> None:
+    made = [BROKEN, *(sample(f"{reward}", reward) for reward in rewards)]
+    algorithm = Algorithm.model_validate(PAIRS)
+    batch = RlBatch.of(made, algorithm)
+    assert [s.rollout_id for s in batch.samples] == compared
+    worth = batch.targets(algorithm, None, None).advantages
+    assert worth[batch.trained()].tolist() == [1.0, 1.0, -1.0, -1.0]
+    with pytest.raises(NoPairsError):
+        RlBatch.of(made[:2] if rewards[0] <= 0 else [BROKEN, BROKEN], algorithm)
+
+
+def test_ipo_says_which_rollout_is_better_as_it_compares_them() -> None:
+    """Log ratios -3 of 3 tokens and -2 of 1: by their sums the second is better, a token the
+    first."""
+    made = [sample("a", 1.0, trained=3), sample("b", 0.0, trained=1)]
+    settings = {"advantage": "pairs", "loss": "ipo", "aggregation": "rollout_mean"}
+    for loss, accuracy in (({"kind": "ipo"}, 1), ({"kind": "ipo", "length_normalised": False}, 0)):
+        algorithm = Algorithm.model_validate({**settings, "loss": loss})
+        assert isinstance(algorithm.loss, PairLoss)
+        batch = RlBatch.of(made, algorithm)
+        now = np.where(np.repeat([True, False], batch.learned.lengths), -1, -2)
+        found = pair_metrics(batch, algorithm.loss, now.astype(np.float32), None, np.arange(2), 1)
+        assert (found["pair_accuracy"], found["pair_margin"]) == (accuracy, -1)
 
 
 def test_a_loss_of_pairs_needs_a_reference_unless_it_says_otherwise() -> None:

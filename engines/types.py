@@ -25,6 +25,8 @@ TokenIds: TypeAlias = "Sequence[int] | Tokens"
 Experts: TypeAlias = "NDArray[np.uint8 | np.int16]"
 """[tokens, layers x experts of a token] that an engine chose, each number plus 1; 0: not known"""
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+EQUAL_WITHIN = 1e-9
+"""rewards that differ by no more are equal: they are sums, and sums are rounded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class Tool:
     parameters: Mapping[str, ParameterKind]
     required: tuple[str, ...] = ()
     schema: Mapping[str, Json] | None = None
-    """the function as its own JSON schema describes it, which templates get as it is; None: they
-    get what the other fields say"""
+    """the function's own JSON schema, which templates get as it is; None: the other fields"""
 
     @staticmethod
     def of_function(function: Mapping[str, Any]) -> Tool:
@@ -76,8 +77,7 @@ class Problem:
     """One prompt of a curriculum with what its verifier needs.
 
     `id` is stable across runs and unique within a curriculum, e.g. `reasoning/rl/add/17`.
-    `thinking`: whether a thought is asked for; None leaves it to the model's chat template
-    (`engines.chat.mode`).
+    `thinking`: whether a thought is asked for; None leaves it to the template (`chat.mode`).
     """
 
     id: str
@@ -99,10 +99,6 @@ class Demonstration:
     turns: tuple[Message, ...]
 
 
-EQUAL_WITHIN = 1e-9
-"""rewards that differ by no more are equal: they are sums, and sums are rounded"""
-
-
 class Status(StrEnum):
     """How a rollout ended."""
 
@@ -111,8 +107,7 @@ class Status(StrEnum):
     TRUNCATED = "truncated"
     """a token or turn budget ran out"""
     MALFORMED = "malformed"
-    """a tool call broke the protocol; the episode ended there with reward 0. Training rates it at
-    most like the least of its group"""
+    """a tool call broke the protocol; the episode ended there with reward 0"""
     ABORTED = "aborted"
     """generation was interrupted; never trained on"""
     FAILED = "failed"

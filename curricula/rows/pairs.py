@@ -224,7 +224,7 @@ def _ranked(
         if a > b
     )
     if not pairs:
-        raise BadRow(Reason.COLUMNS, f"{name}: no answer is better than another")
+        raise BadRow(Reason.UNDECIDED, f"{name}: no answer is better than another")
     said = {f"{name}[{at}]": item for at, item in enumerate(items)}
     return said, pairs, tuple(worth), margins
 
@@ -253,7 +253,8 @@ def _margin(
     the row says that it is not better."""
     if scores and scores[0] <= scores[1]:
         names = " and ".join(_scored(row))
-        raise BadRow(Reason.COLUMNS, f"{names}: say that the chosen answer is not the better one")
+        reason = Reason.UNDECIDED if scores[0] == scores[1] else Reason.COLUMNS
+        raise BadRow(reason, f"{names}: say that the chosen answer is not the better one")
     name = columns.margin or row.first(("margin",))
     if not name:
         return (scores[0] - scores[1] if scores else 0.0), False

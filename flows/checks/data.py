@@ -22,7 +22,7 @@ from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import store_at
-from infra.data_files.tally import BadRow
+from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError, StorageError, TributaryError
 from infra.home import home
 from infra.processes.leftovers import temporary_folder
@@ -35,6 +35,7 @@ from tasks.message_files.spec import MessageFiles, RowFiles
 from tasks.mid_training.spec import TextFiles
 from tasks.model_folder.folder_chat import template_text
 from tasks.model_folder.model_files import local_folder
+from tasks.preference.row_faults import fault_beside
 from tasks.rl.spec import RlSpec
 from tasks.sft.spec import SftSpec
 
@@ -134,7 +135,7 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
 
 
 def _is_refused(found: _FirstRows, source: RowFiles) -> bool:
-    bad = found.bad.total()
+    bad = found.bad.total() - found.bad[Reason.UNDECIDED]
     return 2 * bad > found.read or (found.are_all and bad > source.max_bad_share * found.read)
 
 
@@ -184,8 +185,10 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
             try:
                 said = source.conversations(rows.row(index))
                 if rendered is not None:
-                    for conversation in said:
-                        rendered.render(conversation)
+                    made = [rendered.render(conversation) for conversation in said]
+                    names = [f"answer {at + 1}" for at in range(len(made))]
+                    if len(made) > 1 and (fault := fault_beside(names, made)):
+                        raise BadRow(Reason.TEMPLATE, fault)
                     found.without_thought += any(map(rendered.lacks_thought, said))
                 found.layouts[said[0].layout] += 1
                 found.speakers |= {message.role for message in said[0].messages}

@@ -28,6 +28,7 @@ from flows.command.models.named_artifacts import model_place
 from flows.command.run_command import start_flow
 from flows.explain import explain
 from flows.load import apply_changes, validate_recipe
+from flows.one_stage.comparisons import trained_comparisons
 from flows.one_stage.one_domain import OneStage, columns_of, domain_of, expert_name
 from flows.plan import SCORING
 from flows.post_train import plan_post_train
@@ -117,14 +118,18 @@ def _from_rows(asked: OneStage) -> dict[str, Any]:
             raise InputError(f"--batch-size {batch}: at least 1")
         if not 0 < asked.epochs < inf:
             raise InputError(f"--epochs {asked.epochs}: a number of passes above 0, e.g. 2 or 0.5")
-        steps = ceil(_rows(asked.data) * asked.epochs / batch) if asked.data else STEPS["sft"]
+        steps = ceil(_learned(asked) * asked.epochs / batch) if asked.data else STEPS["sft"]
     optimizer = settings.pop("optimizer")
     optimizer |= {"decay": "cosine", "min_lr_ratio": 0.1, "warmup_steps": steps // 30}
     written = {"steps": steps, **settings, "optimizer": optimizer}
     if asked.data:
-        columns = {"columns": columns_of(asked.columns)} if asked.columns else {}
-        written["data"] = {"files": list(asked.data), **columns}
+        written["data"] = _data(asked)
     return written
+
+
+def _data(asked: OneStage) -> dict[str, Any]:
+    columns = {"columns": columns_of(asked.columns)} if asked.columns else {}
+    return {"files": list(asked.data), **columns}
 
 
 def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,13 +174,16 @@ def _on_path(hooks: Sequence[str]) -> Generator[None]:
         sys.path[:] = before
 
 
-def _rows(files: Sequence[str]) -> int:
-    """Raises InputError for files that are not there or hold none."""
+def _learned(asked: OneStage) -> float:
+    """What of the files is learned, as a batch counts it: rows, or comparisons. Raises InputError
+    for files that are not there or hold no row."""
     with tempfile.TemporaryDirectory(prefix="tributary-rows-") as scratch:
-        rows = LocalFiles(find_files(files), Path(scratch)).num_rows
-    if not rows:
-        raise InputError(f"--data {' '.join(files)}: the files hold no row")
-    return rows
+        files = LocalFiles(find_files(asked.data), Path(scratch))
+        if not files.num_rows:
+            raise InputError(f"--data {' '.join(asked.data)}: the files hold no row")
+        if asked.kind == "sft":
+            return files.num_rows
+        return trained_comparisons(asked.kind, asked.settings, _data(asked), files)
 
 
 def _recipe_name(spoken: str) -> str:

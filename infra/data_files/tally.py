@@ -31,7 +31,7 @@ class RowTally:
 
     @property
     def num_bad(self) -> int:
-        return self.bad.total() - self.num_contaminated
+        return self.bad.total() - self.num_contaminated - self.bad[Reason.UNDECIDED]
 
     @property
     def num_contaminated(self) -> int:
@@ -103,6 +103,8 @@ class Reason(StrEnum):
     """longer than the model's context"""
     NOTHING_TRAINED = "nothing_trained"
     """the loss mask is empty"""
+    UNDECIDED = "undecided"
+    """says of no answer that it is better than another: left out, and not counted as bad"""
     CONTAMINATED = "contaminated"
     """shares words with a held-out row: left out, and not counted as bad"""
 

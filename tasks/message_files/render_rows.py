@@ -140,6 +140,20 @@ class Renderer:
         return TokenSequence(tokens, mask, conversation.weight)
 
 
+class WithoutThoughts(Renderer):
+    """Renders rows as a reward model is asked: it sees no thoughts."""
+
+    def render_all(
+        self, conversations: Sequence[Conversation | BadRow]
+    ) -> list[TokenSequence | BadRow]:
+        return super().render_all(
+            [
+                each if isinstance(each, BadRow) else self.without_thoughts(each) or each
+                for each in conversations
+            ]
+        )
+
+
 def _refuse_other_tags(messages: Sequence[Message]) -> None:
     """Raises BadRow for a thought between other tags than the template's: the model would learn it
     as its answer, behind a thought that is empty."""

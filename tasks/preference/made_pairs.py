@@ -1,5 +1,5 @@
 """Turns the answers of a `distill` stage into preferences: to each problem its best and its worst
-answer, by their outcomes, as they were sampled: text is not tokenised again.
+answer, by their outcomes.
 
 Where all answers to a problem are equally good there is nothing to prefer.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from curricula.rows.conversation import Conversation
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, ParquetRows, row_of
 from infra.errors import InputError
 
@@ -54,6 +55,13 @@ def made_pairs(dataset: Path) -> Iterator[tuple[DistilledRow, DistilledRow]]:
     for each in unlike:
         best, worst = (row_of(rows.row(number)) for number in (each.best, each.worst))
         yield best, worst
+
+
+def conversation_of(row: DistilledRow) -> Conversation:
+    """To render it anew."""
+    asked = row.problem.messages
+    given = frozenset(at for at, message in enumerate(asked) if message.role == "assistant")
+    return Conversation((*asked, *row.turns), row.problem.tools, untrained=given)
 
 
 def _outcome(rewards: str) -> float:

@@ -24,8 +24,8 @@ from infra.data_files.tally import BadRow, Reason, RowTally, many_left_out
 from infra.errors import InputError
 from infra.home import home
 from infra.store.manifest import StageWarning
-from tasks.message_files.render_rows import Renderer
-from tasks.preference.made_pairs import made_pairs
+from tasks.message_files.render_rows import Renderer, WithoutThoughts
+from tasks.preference.made_pairs import conversation_of, made_pairs
 from tasks.preference.row_faults import fault_beside, row_fault
 from tasks.preference.spec import PreferenceFiles
 from tasks.sft.sft_data import SequenceFile, batches_for_steps
@@ -181,13 +181,15 @@ def opened_preferences(
     compares: Compares,
     *,
     scores_are_margins: bool = False,
+    shows_thoughts: bool = True,
 ) -> Preferences:
     """Without sources the answers of `inputs["data"]`. Raises what `load_preferences` raises."""
-    renderer = Renderer.of_model(context.inputs["model"])
+    kind = Renderer if shows_thoughts else WithoutThoughts
+    renderer = kind.of_model(context.inputs["model"])
     answers = SequenceFile(context.scratch / "sequences")
     found = Preferences(answers, renderer.max_tokens, scores_are_margins=scores_are_margins)
     if sources is None:
-        take_answers(found, context.inputs["data"], compares)
+        take_answers(found, context.inputs["data"], compares, None if shows_thoughts else renderer)
     else:
         # Beside the attempt's own folder: the next attempt need not fetch and unpack files again.
         load_preferences(sources, renderer, found, home() / "cache" / "files", compares)
@@ -207,21 +209,29 @@ def _require_some(found: Preferences) -> None:
         )
 
 
-def take_answers(found: Preferences, dataset: Path, compares: Compares) -> None:
-    """Take in the best and the worst answer to each problem. Raises what `made_pairs` raises."""
+def take_answers(
+    found: Preferences, dataset: Path, compares: Compares, renderer: Renderer | None = None
+) -> None:
+    """Take in the best and the worst answer to each problem, as they were sampled or, with a
+    renderer, as that writes them. Raises what `made_pairs` raises."""
     tally = RowTally()
     found.tallies.append(tally)
     found.from_what = "answers"
-    for better, worse in made_pairs(dataset):
-        made = [TokenSequence(list(row.tokens), list(row.loss_mask)) for row in (better, worse)]
+    for both in made_pairs(dataset):
+        better, worse = both
         worth = (better.rewards["outcome"], worse.rewards["outcome"])
-        found.names += [] if better.expert in found.names else [better.expert]
-        if fault := fault_beside(("the best answer", "the worst"), made):
-            tally.left_out(f"problem {better.problem.id}", BadRow(Reason.MESSAGES, fault))
+        said = tuple(map(conversation_of, both))
+        row = Judged(said, ((0, 1, worth[0] - worth[1]),), None, worth, has_scores=True)
+        made: list[TokenSequence | BadRow] = [
+            TokenSequence(list(each.tokens), list(each.loss_mask)) for each in both
+        ]
+        whole = _whole(row, iter(renderer.render_all(said) if renderer else made))
+        if isinstance(whole, BadRow):
+            tally.left_out(f"problem {better.problem.id}", whole)
             continue
+        found.names += [] if better.expert in found.names else [better.expert]
         tally.read += 1
-        pairs = ((0, 1, worth[0] - worth[1]),)
-        found.add(Judged((), pairs, None, worth, has_scores=True), made, compares)
+        found.add(*whole, compares)
 
 
 class Batches(Protocol):

@@ -45,7 +45,8 @@ def fault_beside(names: Sequence[str], sequences: Sequence[TokenSequence]) -> st
         if prompt != prompts[0]:
             return (
                 f"{names[0]} and {name} follow different prompts, as the chat template renders"
-                " them: give all answers of a row a thought, or none of them"
+                " them: give all answers of a row a thought, or none of them (a `reward` stage"
+                " leaves thoughts out)"
             )
         other = known.setdefault(tuple(sequence.tokens), name)
         if other != name:

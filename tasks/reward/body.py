@@ -71,7 +71,11 @@ class RewardSupply(PreferenceSupply):
         self._compares: Compares = compares(settings.loss)
         margins = settings.loss.margins if isinstance(settings.loss, BradleyTerry) else False
         found = opened_preferences(
-            settings.data, context, self._compares, scores_are_margins=margins is True
+            settings.data,
+            context,
+            self._compares,
+            scores_are_margins=margins is True,
+            shows_thoughts=False,
         )
         self._has_margins = margins is not False and any(found.margins)
         super().__init__(settings, spec.seed, found, context, has_reference=False)

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from engines.algorithms.reward_losses import BradleyTerry, RewardLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
-from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
+from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more
 from tasks.message_files.spec import RowFiles
 from tasks.path_context import Place
-from tasks.preference.spec import PreferenceData, preferences_at
+from tasks.preference.spec import PreferenceFiles, preferences_at
 from tasks.stage import StageSpec
+
+if TYPE_CHECKING:
+    from tasks.message_files.render_rows import Renderer
 
 HELD_OUT_FILE = "held_out.json"
 """what the artifact says of held-out pairs: `tasks.reward.held_out`"""
+
+
+class RewardFiles(PreferenceFiles):
+    """One source of preferences for a reward model."""
+
+    def renderer(self, of_model: Renderer) -> Renderer:
+        from tasks.message_files.render_rows import WithoutThoughts
+
+        return WithoutThoughts(of_model.chat, of_model.max_tokens)
+
+
+RewardData = Annotated[
+    list[RewardFiles] | None, Field(default=None, min_length=1), BeforeValidator(one_or_more)
+]
 
 
 class RewardSettings(Config):
@@ -28,9 +45,9 @@ class RewardSettings(Config):
     bad answers) or regression (scores), by its name or with settings"""
     held_out: float = Field(default=0.05, ge=0, lt=1)
     """share of the prompts whose rows are not trained on; the finished model judges these"""
-    data: PreferenceData
+    data: RewardData
     """your own files of preferences: one source, or a list of them; left out: of each problem the
-    best and the worst answer of the `distill` before it"""
+    best and the worst answer of the `distill` before it. Thoughts are left out"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200

@@ -52,8 +52,8 @@ def compared_samples(
 
 
 def broken_last(samples: Sequence[Sample], rewards_N: torch.Tensor) -> torch.Tensor:
-    """[N] rewards, of which a rollout that broke a protocol has at most the least of its group. It
-    is not judged and has 0, which is more than a reward that is negative.
+    """[N] rewards, of which a rollout that broke a protocol has at most the least of its group's
+    others. It is not judged and has 0, which is more than a reward that is negative.
 
     Example: rewards -0.5, 0.5 and 0 of a broken one -> -0.5, 0.5, -0.5.
     """
@@ -62,9 +62,12 @@ def broken_last(samples: Sequence[Sample], rewards_N: torch.Tensor) -> torch.Ten
         return rewards_N
     group_N = torch.from_numpy(numbered([s.group_id for s in samples]))
     others_N = rewards_N.masked_fill(broken_N, torch.inf)
-    least = others_N.new_full((int(group_N.max()) + 1,), torch.inf)
-    least = least.scatter_reduce(0, group_N, others_N, "amin")
-    return torch.where(broken_N, rewards_N.minimum(least[group_N]), rewards_N)
+    none = rewards_N.new_full((int(group_N.max()) + 1,), torch.inf)
+    of_others_N = none.scatter_reduce(0, group_N, others_N, "amin")[group_N]
+    of_all_N = none.scatter_reduce(0, group_N, rewards_N, "amin")[group_N]
+    # Of a group without others all are equally bad, however long they are.
+    least_N = torch.where(of_others_N.isinf(), of_all_N, rewards_N.minimum(of_others_N))
+    return torch.where(broken_N, least_N, rewards_N)
 
 
 def pair_metrics(
@@ -85,8 +88,8 @@ def pair_metrics(
     for n in indices.tolist():
         places = batch.trained_in(n)
         of_reference = 0.0 if reference is None else reference[places].sum(dtype=np.float64)
-        ratio = (logprobs[places].sum(dtype=np.float64), of_reference, len(places))
-        sums[comparison[n], 0 if is_better[n] else 1] += ratio
+        told = (logprobs[places].sum(dtype=np.float64), of_reference, len(places))
+        sums[comparison[n], 0 if is_better[n] else 1] += told
     known = torch.from_numpy(sums[np.unique(comparison[indices])])
     logprobs_A, reference_A, tokens_A = known.flatten(0, 1).T
     answers = Answers(logprobs_A, reference_A, tokens_A, torch.arange(2 * len(known)) % 2 == 0)

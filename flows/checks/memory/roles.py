@@ -260,14 +260,16 @@ def _trainer_needs(
 
 
 def longest_sequence(stage: PlannedStage) -> int:
-    """Tokens of a sequence that the stage samples or packs, as far as its settings bound them; else
-    0."""
+    """Tokens of a sequence that the stage samples or packs, or of both rollouts of a pair; 0 where
+    its settings do not bound them."""
     if isinstance(stage.spec, MidTrainingSpec):
         return stage.spec.settings.sequence_length
-    fleet = stage.spec.fleet
+    fleet, policy = stage.spec.fleet, stage.spec.policy
+    together = 2 if policy is not None and policy.algorithm.compares_pairs else 1
     if fleet is not None and fleet.context_length is not None:
-        return fleet.context_length
-    return max((domain.max_new_tokens for domain in stage.spec.sampled_domains), default=0)
+        return together * fleet.context_length
+    domains = stage.spec.sampled_domains
+    return together * max((domain.max_new_tokens for domain in domains), default=0)
 
 
 def _references(stage: PlannedStage, trainer: TrainerSettings) -> int:

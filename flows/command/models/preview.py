@@ -33,7 +33,7 @@ from flows.one_stage.one_domain import columns_of
 from infra.config import Config
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files, require_names
-from infra.data_files.tally import BadRow
+from infra.data_files.tally import BadRow, Reason
 from infra.errors import InputError
 from infra.shown_text import shown
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
@@ -41,6 +41,7 @@ from rewards.references import answer_texts
 from tasks.message_files.render_rows import Renderer
 from tasks.message_files.stream import RowCounts
 from tasks.mid_training.spec import TextFiles
+from tasks.preference.row_faults import fault_beside
 
 TRAINED, READ = "bold green", "dim"
 S = TypeVar("S", bound=Config)
@@ -208,8 +209,11 @@ def _conversation(read: Conversation, renderer: Renderer) -> tuple[Conversation,
 
 
 def _judged(row: Judged, renderer: Renderer) -> tuple[Judged, list[Shown]]:
-    named = zip(row.names, row.answers, strict=True)
-    return row, [(f" \u00b7 {name}", renderer.render(answer)) for name, answer in named]
+    made = [renderer.render(answer) for answer in row.answers]
+    if fault := fault_beside(row.names, made):
+        raise BadRow(Reason.TEMPLATE, fault)
+    named = zip(row.names, made, strict=True)
+    return row, [(f" \u00b7 {name}", sequence) for name, sequence in named]
 
 
 def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:

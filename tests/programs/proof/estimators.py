@@ -40,6 +40,7 @@ OF_UNIONS = {
     "dis_loss",
     "reinforce_loss",
     "divergence_loss",
+    "pair_formula",
     "pair_dpo_loss",
     "pair_ipo_loss",
     "lumped_kl",

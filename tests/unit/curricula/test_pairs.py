@@ -8,7 +8,7 @@ import pytest
 
 from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.types import Message
-from infra.data_files.tally import BadRow
+from infra.data_files.tally import BadRow, RowTally
 
 pytestmark = pytest.mark.unit
 
@@ -59,6 +59,21 @@ def test_every_layout_says_the_same(row: dict[str, Any]):
     assert (found.pairs, found.is_good, found.names) == (
         ((0, 1, 0.0),), None, ["chosen", "rejected"]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "chosen": "a", "rejected": "b", "score_chosen": 7, "score_rejected": 7},
+        {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 1]},
+    ],
+)
+def test_a_row_that_prefers_no_answer_is_left_out_and_not_bad(row: dict[str, Any]):
+    tally = RowTally()
+    with pytest.raises(BadRow) as caught:
+        read(row)
+    tally.left_out("rows.jsonl:1", caught.value)
+    assert (tally.read, tally.num_bad) == (1, 0)
 
 
 def test_what_both_begin_with_is_only_read():

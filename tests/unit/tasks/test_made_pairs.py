@@ -90,6 +90,16 @@ def test_the_baseline_of_kto_takes_answers_to_other_prompts(tmp_path: Path) -> N
     assert other_answers([0, 0], seed=0) == [0, 1], "there is no other prompt"
 
 
+def test_answers_that_say_the_same_teach_no_preference(tmp_path: Path) -> None:
+    equal = [answer(TWO, 0.0, 20), answer(TWO, 1.0, 20)]
+    write_dataset(tmp_path / DATA_FILE, [*ROWS[:1], *ROWS[2:3], *equal])
+    found = Preferences(SequenceFile(tmp_path / "scratch"), 512)
+    take_answers(found, tmp_path, "pairs")
+    (tally,) = found.tallies
+    assert (len(found.sizes), tally.read, tally.num_bad) == (1, 2, 1)
+    assert tally.named[0].startswith("problem p/1: chosen and rejected are equal")
+
+
 @pytest.mark.parametrize(
     ("answers", "said"),
     [

@@ -169,14 +169,6 @@ WEIGHT = {"correction": {"weight": {}}}
         ({"preset": "online-dpo", **WEIGHT}, "dpo compares whole rollouts and weighs no token"),
         ({"preset": "online-dpo", "old_logprobs": "trainer"}, "dpo has no ratio to an old policy"),
         ({"preset": "online-dpo", "kl": {"coef": 0.1}}, "raise `loss.beta`, and leave `kl` out"),
-        (
-            {
-                "preset": "online-dpo",
-                "loss": {"reference_free": True},
-                "kl": {"coef": 0.1, "place": "reward"},
-            },
-            "kl.place: pairs are made by the domain's rewards alone",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(
@@ -199,7 +191,6 @@ def test_what_does_not_go_together_is_refused_with_the_reason(
         {"kl": {"coef": 0.1, "estimator": "k2"}},
         {"kl": {"coef": 0.1, "unbiased": True}},
         {"preset": "online-dpo", "loss": {"beta": 0.3}, "overlong": {}, "truncated": "mask"},
-        {"preset": "online-dpo", "loss": {"reference_free": True}, "kl": {"coef": 0.1}},
         {"advantage": "pairs", "loss": "ipo", "aggregation": "rollout_mean", "mini_batches": 1},
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engines.algorithms.combinations import refusals
 from engines.algorithms.losses import PairLoss
 from engines.algorithms.spec import Algorithm
 from engines.megatron.rl.pairs import NoPairsError, pair_metrics
@@ -58,7 +59,8 @@ def test_the_penalty_for_length_counts_and_a_masked_rollout_is_in_no_pair() -> N
     assert [s.rollout_id for s in RlBatch.of(made, long).samples] == ["b", "a"]
     masked = Algorithm.model_validate({**PAIRS, "truncated": "mask"})
     assert [s.rollout_id for s in RlBatch.of(made, masked).samples] == ["a", "c"]
-    for alike in (made[1:2], [sample("a", 0.1 + 0.2), sample("b", 0.3)]):
+    all_broken = [BROKEN, sample("n", trained=8, status=Status.MALFORMED)]
+    for alike in (made[1:2], [sample("a", 0.1 + 0.2), sample("b", 0.3)], all_broken):
         with pytest.raises(NoPairsError):
             RlBatch.of(alike, long)
 
@@ -106,3 +108,7 @@ def test_a_loss_of_pairs_needs_a_reference_unless_it_says_otherwise() -> None:
     assert Algorithm.model_validate(PAIRS).needs == {"spread", "reference"}
     free = Algorithm.model_validate({**PAIRS, "loss": {"reference_free": True}})
     assert free.needs == {"spread"}
+    for place, faults in (("loss", []), ("reward", ["kl.place"])):
+        held = {"loss": {"reference_free": True}, "kl": {"coef": 0.1, "place": place}}
+        said = refusals(Algorithm.model_validate({**PAIRS, **held}), 2)
+        assert [line.partition(":")[0] for line in said] == faults

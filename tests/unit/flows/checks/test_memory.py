@@ -28,7 +28,13 @@ from flows.checks.memory.fit import (
     trainer_change,
 )
 from flows.checks.memory.machine import host_cautions, machine_cautions, side_by_side
-from flows.checks.memory.roles import ASLEEP_BYTES, RoleMemory, beside_trainer, parts_of
+from flows.checks.memory.roles import (
+    ASLEEP_BYTES,
+    RoleMemory,
+    beside_trainer,
+    longest_sequence,
+    parts_of,
+)
 from flows.checks.store_checks import KeptBytes, kept_bytes
 from flows.command.show import memory_json, memory_table
 from flows.load import load_recipe
@@ -103,6 +109,15 @@ def test_a_trainer_that_does_not_fit_is_refused_with_a_change_that_does() -> Non
     assert said.startswith("stage unified-rl: its trainer needs ")
     assert "a device holds 80.0: " in said
     assert " fits (" in said
+
+
+def test_both_rollouts_of_a_pair_are_in_one_micro_batch() -> None:
+    context = "experts.reasoning.path.1.rl.fleet.context_length=1000"
+    pairs = "experts.reasoning.path.1.rl.algorithm={preset: online-dpo}"
+    for changes, longest in (([], 1000), ([pairs], 2000)):
+        recipe = load_recipe("cluster", ["base.folder=memory://nowhere/m", context, *changes])
+        stages = {stage.name: stage for stage in plan_post_train(recipe)}
+        assert longest_sequence(stages["reasoning-rl"]) == longest
 
 
 def test_a_server_that_does_not_fit_gets_a_smaller_cache() -> None:

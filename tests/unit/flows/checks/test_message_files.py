@@ -236,7 +236,8 @@ def test_preview_shows_prompts_and_pairs(tmp_path: Path, capsys: pytest.CaptureF
     model = random_base(tmp_path / "base")
     prompts, pairs = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl"
     prompts.write_text(lines({"question": "12+30", "answer": "42"}, {"question": ""}))
-    pairs.write_text(lines({"prompt": "12+30", "chosen": "42", "rejected": "41"}))
+    one_thought = {"prompt": "1+1", "chosen": "<think>hm</think>2", "rejected": "3"}
+    pairs.write_text(lines({"prompt": "12+30", "chosen": "42", "rejected": "41"}, one_thought))
 
     def said(*arguments: str) -> str:
         with pytest.raises(SystemExit) as ended:
@@ -253,3 +254,4 @@ def test_preview_shows_prompts_and_pairs(tmp_path: Path, capsys: pytest.CaptureF
     assert "pairs.jsonl:1 \u00b7 chosen" in shown
     assert "\u27e642<|endoftext|>\u27e7" in shown
     assert "\u27e641<|endoftext|>\u27e7" in shown
+    assert "pairs.jsonl:2: chosen and rejected follow different prompts" in shown

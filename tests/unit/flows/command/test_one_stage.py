@@ -85,6 +85,17 @@ def test_files_of_preferences_are_learned_by_the_loss_that_is_named(
     )
 
 
+@pytest.mark.parametrize("asked", ["reward", "preference", "preference --loss kto"])
+def test_an_epoch_counts_comparisons(
+    capsys: pytest.CaptureFixture[str], folder: Path, asked: str
+) -> None:
+    """Three of each of 32 lists, of which `reward` holds out 5%."""
+    row = {"prompt": "Hi", "responses": ["a", "b", "c"], "scores": [1, 2, 3]}
+    (folder / "l.jsonl").write_text(f"{json.dumps(row)}\n" * 32)
+    data = printed(capsys, *asked.split(), "--model", "model", "--data", "l.jsonl")
+    assert data["experts"]["l"]["path"][0][asked.split()[0]]["steps"] == 6
+
+
 def test_files_of_messages_alone_need_no_domain_and_are_passed_once(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:

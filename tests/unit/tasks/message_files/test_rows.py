@@ -14,8 +14,9 @@ from engines.chat import Chat
 from engines.rollout.records.packing import dump_problem, load_problem
 from engines.types import Json, Message, Problem, Tool, ToolCall
 from infra.data_files.tally import BadRow, Reason
-from tasks.message_files.render_rows import Renderer
+from tasks.message_files.render_rows import Renderer, WithoutThoughts
 from tasks.message_files.spec import MessageFiles
+from tasks.preference.row_faults import fault_beside
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
@@ -62,6 +63,19 @@ def test_openais_layout_is_read_with_tools_calls_and_thoughts():
         ),
         (Tool("look", "Looks.", {}, schema=LOOK),),
     )
+
+
+def test_a_reward_model_learns_a_row_as_it_is_asked(qwen: Renderer):
+    row = read(openai(ASK, ANSWER | {"reasoning": "hm"}))
+    bare = WithoutThoughts(qwen.chat, qwen.max_tokens).render(row)
+    asked = Problem("p", "d", (Message("user", "Hi"),))
+    assert (bare.tokens, bare.loss_mask) == qwen.chat.training_ids(
+        asked, [Message("assistant", "Yo")]
+    )
+    thought = qwen.render(row)
+    assert "hm" in qwen.chat.decode(thought.tokens)
+    assert fault_beside("ab", [bare, thought]).startswith("a and b follow different prompts")
+    assert fault_beside("ab", [bare, bare]).startswith("a and b are equal")
 
 
 def test_sharegpts_layout_is_read_with_a_system_column_and_calls():

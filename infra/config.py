@@ -218,6 +218,12 @@ class Config(BaseModel):
         return ()
 
 
+class Found(Config):
+    """What a run or a comparison found: numbers that no person writes may be NaN or infinite."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+
 class Choice(Config):
     """One choice among several, with the code that computes it."""
 

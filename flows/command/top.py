@@ -17,7 +17,7 @@ from flows.command.output import CommandConsole, duration, print_json
 from flows.command.show import servers_of
 from flows.running.records import RunRecord, StageRecord, run_entries, store_of, warn_once
 from flows.running.run_lock import is_running
-from infra.config import Config
+from infra.config import Found
 from infra.errors import InputError, TributaryError
 from tasks.durable.launch import log_path
 
@@ -34,7 +34,7 @@ _FIGURES = {
 _BAR = 16
 
 
-class RunningStage(Config):
+class RunningStage(Found):
     """One line."""
 
     run: str

@@ -20,14 +20,14 @@ from flows.reports.paired_tests import PairOfRuns
 from flows.reports.rendering import render
 from flows.reports.report import Report, Scores, domains_of
 from flows.running.records import RunHead, RunRecord
-from infra.config import Config
+from infra.config import Found
 from infra.errors import InputError
 from infra.home import home
 
 _MAY_DIFFER = ("name", "seed", "determinism", "resources", "storage", "tracking")
 
 
-class Spread(Config):
+class Spread(Found):
     """One number of several runs."""
 
     mean: float
@@ -54,7 +54,7 @@ class Spread(Config):
         return len(self.values) > 1 and len(set(self.values)) == 1
 
 
-class Comparison(Config):
+class Comparison(Found):
     """What `tributary compare --json` prints; a model that some run lacks is left out."""
 
     runs: list[str]

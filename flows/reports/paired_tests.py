@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from engines.rollout.metrics import NOTHINK
-from infra.config import Config
+from infra.config import Found
 from tasks.evaluate.score_statistics import Z95, judged_in_both, mean, problem_means
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ _DECIDES = ("curriculum", "outcome", "driver", "max_new_tokens", "max_turns")
 """what makes a domain's problems, and how an answer to them is judged"""
 
 
-class PairedScore(Config):
+class PairedScore(Found):
     """A model on a domain in the second run against the first one."""
 
     model: str
@@ -209,7 +209,7 @@ class PairedScore(Config):
     test: str
 
 
-class PairOfRuns(Config):
+class PairOfRuns(Found):
     first: str
     second: str
     scores: list[PairedScore]

@@ -8,11 +8,11 @@ from typing import Any
 from flows.plan import first_version
 from flows.reports.paired_tests import paired
 from flows.reports.rendering import p_text
-from infra.config import Config
+from infra.config import Found
 from tasks.evaluate.score_statistics import interval, judged_in_both, mean
 
 
-class PathologyRate(Config):
+class PathologyRate(Found):
     """The share of rollouts that show it, 0 to 1, as the mean over problems."""
 
     rate: float
@@ -21,7 +21,7 @@ class PathologyRate(Config):
     """95% interval, over problems"""
 
 
-class PathologyChange(Config):
+class PathologyChange(Found):
     """On the same held-out problems, sampled at temperature 1."""
 
     model: str

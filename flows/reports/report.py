@@ -18,7 +18,7 @@ from flows.reports.paired_tests import paired_over_domains, problem_outcomes, pr
 from flows.reports.pathology_rates import PathologyChange, pathology_changes
 from flows.reports.rendering import p_text
 from flows.running.records import RunRecord, StageRecord
-from infra.config import Config
+from infra.config import Found
 from infra.errors import StorageError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
@@ -37,7 +37,7 @@ NO_VERDICT = "no verdict"
 Intervals = dict[str, dict[str, tuple[float, float]]]
 
 
-class ReportStage(Config):
+class ReportStage(Found):
     name: str
     kind: str
     digest: str
@@ -46,7 +46,7 @@ class ReportStage(Config):
     artifact: str
 
 
-class Gain(Config):
+class Gain(Found):
     """What training changed in the mean outcome, with its 95% interval; 0 to 1, not points."""
 
     domain: str
@@ -74,7 +74,7 @@ class Gain(Config):
     """kinds of the stages that trained it since, e.g. ["rl"]"""
 
 
-class Admission(Config):
+class Admission(Found):
     """What an `admit` stage let through, and what it refused."""
 
     counts: dict[str, dict[str, int]]
@@ -83,7 +83,7 @@ class Admission(Config):
     """each with its `domain`, `split`, `id`, `cause` and `reasons`"""
 
 
-class Report(Config):
+class Report(Found):
     """The shape that `tributary report --json` keeps."""
 
     run: str

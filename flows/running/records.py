@@ -23,7 +23,7 @@ from flows.explain import nearest
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.running.secrets import use_secrets
-from infra.config import Config, FileName
+from infra.config import Config, FileName, Found
 from infra.errors import DamagedRecord, InputError, TributaryError
 from infra.home import home
 from infra.json_text import writable
@@ -41,7 +41,7 @@ Said = Annotated[str, PlainSerializer(writable)]
 """an error may quote half an emoji, which no file holds"""
 
 
-class StageRecord(Config):
+class StageRecord(Found):
     """A stage of a run as of now."""
 
     # A metric may be NaN; JSON has no word for it.

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from infra.config import Config
+from infra.config import Found
 from infra.errors import CorruptArtifact, FencedOut
 from infra.home import seal, unseal
 from infra.store.evicted import cached_copy
@@ -221,7 +221,7 @@ class ArtifactStore:
         )
 
 
-class _CheckpointManifest(Config):
+class _CheckpointManifest(Found):
     step: int
     attempt: int
     files: list[FileRecord]

@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from infra.config import Config
+from infra.config import Found
 from infra.cuda import gpu_name
 from infra.store.store import FileRecord
 
 
-class StageWarning(Config):
+class StageWarning(Found):
     """What a person must know before they trust a stage's result: it trained on little, say.
 
     Example: what="2 of 3 steps made no update", cause="all groups had equal rewards", advice="draw
@@ -43,7 +43,7 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-class _Stored(Config):
+class _Stored(Found):
     # A metric may be NaN; JSON has no word for it.
     model_config = ConfigDict(ser_json_inf_nan="strings")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from infra.config import Config
+from infra.config import Found
 
 Z95 = 1.959964
 """standard normal quantile at 97.5%"""
@@ -90,7 +90,7 @@ CUTTABLE = "conversation"
 """the driver whose rollouts tell what fewer turns would have come to"""
 
 
-class ScalingPoint(Config):
+class ScalingPoint(Found):
     """Values are 0 to 1, means over problems."""
 
     budget: int
@@ -108,7 +108,7 @@ Lines = dict[str, dict[str, list[ScalingPoint]]]
 """model -> domain -> points, by rising budget"""
 
 
-class Scaling(Config):
+class Scaling(Found):
     """Empty where nothing was sampled more than once, or no rollout may take a second turn."""
 
     samples: Lines = Field(default_factory=dict[str, dict[str, list[ScalingPoint]]])

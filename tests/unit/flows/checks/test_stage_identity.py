@@ -387,14 +387,14 @@ def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> N
     looked_up = LookedUp()
     planned(SOURCE_ROOT, looked_up)
     assert {module for module, name in looked_up.next if name == WHOLE_MODULE} == {
-        "engines.devices.process_parent",
-        "engines.megatron.device",
-        *("engines.sglang.cpu.latent_attention", "engines.sglang.models"),
+        *("engines.devices.process_parent", "engines.megatron.device"),
+        *("engines.sglang.cpu.seeded_sampling", "engines.sglang.models"),
         *(f"engines.weights.{name}" for name in ("broadcast.arrivals", "disk_delta.requests")),
         "tasks.model_folder.gguf_tokenizer",
-        *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "missing_modules")),
-        *(f"engines.sglang.cpu.{name}" for name in ("row_invariant", "seeded_sampling")),
-        *(f"engines.sglang.{name}" for name in ("last_turn", "plugin", "routed_batch")),
+        *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "host_memory")),
+        *(f"engines.sglang.cpu.{name}" for name in ("latent_attention", "missing_modules")),
+        *("engines.sglang.cpu.row_invariant", "engines.sglang.last_turn"),
+        *(f"engines.sglang.{name}" for name in ("plugin", "routed_batch")),
         *(f"engines.sglang.servers.{name}" for name in ("router_main", "server_hooks")),
         *(f"engines.sglang.servers.{name}" for name in ("server_launcher", "weight_routes")),
     }

@@ -10,13 +10,16 @@ import pytest
 from curricula.rows.pairs import Judged
 from engines.algorithms.reward_losses import Compares
 from engines.batching import TokenSequence
+from engines.chat import Chat
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Message, Problem
 from infra.errors import InputError
+from tasks.message_files.render_rows import WithoutThoughts
 from tasks.preference.made_pairs import made_pairs
 from tasks.preference.preference_data import Preferences, other_answers, take_answers
 from tasks.preference.row_faults import fault_beside
 from tasks.sft.sft_data import SequenceFile
+from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
 
@@ -88,6 +91,19 @@ def test_the_baseline_of_kto_takes_answers_to_other_prompts(tmp_path: Path) -> N
     others = other_answers(found.prompts, seed=0)
     assert all(found.prompts[other] != found.prompts[at] for at, other in enumerate(others))
     assert other_answers([0, 0], seed=0) == [0, 1], "there is no other prompt"
+
+
+def test_a_reward_model_learns_them_without_thoughts(tmp_path: Path) -> None:
+    chat = Chat.load(chat_folder(tmp_path / "qwen", QWEN3, QWEN_TOKENS, "<|im_end|>"))
+    asked = replace(ONE, thinking=True)
+    said = {1.0: Message("assistant", "yes", "hm"), 0.0: Message("assistant", "no", "so")}
+    rows = [replace(answer(asked, outcome, 10), turns=(turn,)) for outcome, turn in said.items()]
+    write_dataset(tmp_path / DATA_FILE, rows)
+    found = Preferences(SequenceFile(tmp_path / "scratch"), 512)
+    take_answers(found, tmp_path, "pairs", WithoutThoughts(chat, 512))
+    for at, turn in enumerate(said.values()):
+        tokens, mask = chat.training_ids(ONE, [replace(turn, reasoning=None)])
+        assert (found.answers[at].tokens, found.answers[at].loss_mask) == (tokens, mask)
 
 
 def test_answers_that_say_the_same_teach_no_preference(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ from infra.stack.head import address_towards
 from infra.stack.stack_ports import choose_ports
 
 WORK_POOL = "tributary-local"
+_CERTIFICATES = SOURCE_ROOT / "infra/stack/no_authority.pem"
+"""the fewest that a client of Prefect's can be told to read"""
 
 
 class Stack(Config):
@@ -103,6 +105,7 @@ class Stack(Config):
             "TRIBUTARY_HOME": str(home()),
             "PREFECT_HOME": str(home() / "prefect"),
             "PREFECT_API_URL": self.prefect_api,
+            "PREFECT_API_SSL_CERT_FILE": str(_CERTIFICATES),
             "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
             "RAY_ADDRESS": self.ray_address,
             "RAY_API_SERVER_ADDRESS": self.ray_dashboard,

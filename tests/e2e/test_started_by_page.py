@@ -62,6 +62,7 @@ def _is_idle(machine: Machine) -> bool:
     return not _processes(machine, "prefect.engine", "tasks.durable.job")
 
 
+@pytest.mark.long
 def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
     machine: Machine, page: Page
 ) -> None:

@@ -26,7 +26,9 @@ def children(running_pair: SglangPair) -> ChildProcesses:
     return running_pair.slots._agent.children(LAUNCHER)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("gemma3_text", marks=pytest.mark.long), "deepseek_v3"]
+)
 def test_the_programs_agree_module_by_module(
     family: str, children: ChildProcesses, tmp_path: Path
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,8 @@ from engines.algorithms.losses import PairLoss
 from engines.algorithms.spec import Algorithm
 from engines.megatron.rl.pairs import NoPairsError, pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch
+from engines.megatron.rl.rl_step import train_on
+from engines.step_inputs import StepInputs
 from engines.types import Status
 from tests.unit.engines.megatron.test_rl_batch import sample
 
@@ -34,6 +39,12 @@ def test_only_the_best_and_the_worst_rollout_of_a_group_are_in_the_step() -> Non
     assert own[batch.trained()].tolist() == [*wanted[:5], *[0.0] * 6]
     parts = [sorted(part.tolist()) for part in batch.mini_batches(4, seed=0, step=0)]
     assert sorted(parts) == [[0, 1], [2, 3, 4]]
+
+
+def test_a_step_whose_groups_have_no_pair_is_skipped() -> None:
+    made = [sample("e", 1.0), sample("f", 1.0)]
+    trainer: Any = SimpleNamespace()
+    assert train_on(trainer, StepInputs(made, Algorithm.model_validate(PAIRS))).metrics == {}
 
 
 def test_what_the_policy_says_of_its_pairs() -> None:

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from engines.algorithms.spec import Algorithm
 from engines.rollout.filters import Drop, ProcessFilter, build, drop_of, in_process
 from engines.rollout.loop import fill
 from engines.rollout.metrics import step_metrics
@@ -234,14 +233,3 @@ async def test_what_an_earlier_attempt_trained_on_is_not_asked_again():
     (after,) = await again.run(1)
     assert [g.ticket for g in after.groups] == [g.ticket for g in before.groups] == [0, 2, 4]
     assert after.sampled.filtered == {"by_filter": 3}
-
-
-@pytest.mark.parametrize(("preset", "trains"), [("grpo", True), ("online-dpo", False)])
-async def test_a_step_whose_groups_have_no_pair_is_skipped_where_pairs_are_compared(preset, trains):
-    for say, is_trained in ((lambda *_: "1", trains), (informative(), True)):
-        parts = Parts(
-            say, algorithm=Algorithm(preset=preset),
-            group_filter=in_process(build("every", {}, needs_spread=True)),
-        )  # fmt: skip
-        (result,) = await parts.run(1)
-        assert bool(result.trained) == is_trained

@@ -397,4 +397,4 @@ class Reward(Protocol):
 
 
 class ProtocolBreak(Exception):
-    """Of `Episode.step`: the model broke a tool's protocol; the rollout ends as malformed."""
+    """`Episode.step` raises it where the model broke a tool's protocol; its text is the reason."""

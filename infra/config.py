@@ -219,7 +219,7 @@ class Config(BaseModel):
 
 
 class Found(Config):
-    """What a run or a comparison found: numbers that no person writes may be NaN or infinite."""
+    """Results that code found, not settings: their numbers may be NaN or infinite."""
 
     model_config = ConfigDict(allow_inf_nan=True)
 

@@ -166,7 +166,7 @@ class PairDpoLoss(Dpo, PartWithCode):
 
 
 def pair_formula(loss: PairLoss) -> Callable[[Answers], Compared]:
-    """What a loss of pairs says of answers, with its settings."""
+    """Return the formula of a loss of pairs, with its settings filled in."""
     formula = dpo_loss if isinstance(loss, PairDpoLoss) else ipo_loss
     return partial(formula, **loss.model_dump(exclude={"kind"}))
 

@@ -142,7 +142,7 @@ def _parse(reply: dict[str, Any], turn: AskedTurn) -> Generation:
 
 
 def _experts(meta: dict[str, Any], turn: AskedTurn, versions: WeightVersions) -> Experts | None:
-    """See `Generation.experts`: in the fewest bytes; the engine has them as int32.
+    """Read the experts that the engine said, see `Generation.experts`, in the fewest bytes.
 
     An engine that takes new weights in the middle of a turn reads all its tokens again, and says
     the experts of that: where older weights sampled a token, they are not known."""

@@ -84,7 +84,7 @@ class FleetSpec(Config):
         return self.model_copy(update={"sglang": options})
 
     def with_experts(self) -> FleetSpec:
-        """Of servers that can say which experts they chose."""
+        """Return the same for servers that say which experts they chose."""
         options = self.sglang | {_SAYS_EXPERTS: True}
         return self.model_copy(update={"sglang": options})
 

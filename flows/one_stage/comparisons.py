@@ -1,4 +1,4 @@
-"""How many comparisons files of preferences hold: batches count these, and a row may have some."""
+"""Count the comparisons in files of preferences: batches count them, and a row may have several."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _COUNTED = 10_000
 def trained_comparisons(
     kind: str, settings: Mapping[str, Any], data: Mapping[str, Any], files: LocalFiles
 ) -> float:
-    """Those of all rows less the held-out ones. Where no row can be learned, each row counts: what
-    is wrong with them is said by `check`. Raises InputError."""
+    """Count the comparisons of all rows less the held-out ones. Where no row can be learned, each
+    row counts: what is wrong with them is said by `check`. Raises InputError."""
     compared = _compares(kind, settings.get("loss"))
     try:
         source = PreferenceFiles.model_validate(data)
@@ -50,7 +50,7 @@ def trained_comparisons(
 
 
 def _compares(kind: str, loss: Any) -> Compares:
-    """By a stage's loss as it is written; what is wrong with that is said later."""
+    """Tell what a stage's loss compares; `check` says later what is wrong with the loss."""
     of_kind: Any = PreferenceLoss if kind == "preference" else RewardLoss
     try:
         written: Any = TypeAdapter(of_kind).validate_python(loss or {})
@@ -62,7 +62,7 @@ def _compares(kind: str, loss: Any) -> Compares:
 
 
 def _num_comparisons(row: Judged, compared: Compares) -> int:
-    """What a loss that compares so makes of a row; 0 where it cannot learn from it."""
+    """Count the comparisons that such a loss makes of a row; 0 where it cannot learn from it."""
     if row_fault(row, compared):
         return 0
     match compared:

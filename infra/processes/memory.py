@@ -1,4 +1,4 @@
-"""Memory of processes: what says that one ran out of it, what it holds, what it need not hold."""
+"""Memory of processes: signs that one ran out of it, how much one holds, giving some back."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Preferences:
             self.verdicts.extend(int(bool(each)) for each in verdicts)
 
     def _number(self, answer: TokenSequence) -> int:
-        """Which prompt it follows."""
+        """Return the number of the prompt that it follows."""
         prompt = array("q", answer.tokens[: answer.loss_mask.index(1)])
         digest = blake2b(prompt, digest_size=16).digest()
         return self._numbers.setdefault(digest, len(self._numbers))

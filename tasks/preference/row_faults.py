@@ -1,4 +1,4 @@
-"""What keeps a row of preferences from being learned, in words."""
+"""Say in words why a row of preferences cannot be learned."""
 
 from __future__ import annotations
 

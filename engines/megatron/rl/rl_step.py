@@ -97,7 +97,7 @@ def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float
 
 
 def _routes(trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm) -> Routes | None:
-    """Which experts tokens have, as far as the engine said so; None without replay."""
+    """Return the experts that the engine said of tokens, to be replayed; None without replay."""
     if algorithm.routing_replay == "none":
         return None
     routes = trainer.routes(batch.flat.num_tokens)

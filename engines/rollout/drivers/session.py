@@ -48,7 +48,7 @@ class TokenSession:
 
     @property
     def experts(self) -> Experts | None:
-        """Of each token, where the engine said so; None: it never did."""
+        """The experts of each token, zeros where the engine said none; None: it never did."""
         if not self._experts:
             return None
         known = np.concatenate(self._experts)

@@ -1,4 +1,4 @@
-"""Memory in which a server notes the experts of each token of its cache."""
+"""The host memory in which a server notes experts is not pinned where there is no GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Leave it as it is: SGLang pins it for copies from a GPU, by a function of CUDA."""
+    """Replace the function of CUDA by which SGLang pins it for copies from a GPU."""
     from sglang.srt.mem_cache.pool_host import common
 
     def not_pinned(*_given: Any, **_named: Any) -> None: ...

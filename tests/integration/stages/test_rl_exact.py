@@ -64,9 +64,14 @@ async def resumed(root: Path, model: Path, variant: str, moments: Sequence[str])
     """The stage after a kill at each of the moments and a last attempt to its end."""
     for moment in moments:
         await asyncio.to_thread(die, root, model, moment, variant)
-    rest = context_of(root, f"cut-{variant}", model)
-    await run_rl(rl_spec(variant), rest)
-    return rest
+    return await finished(root, model, f"cut-{variant}", variant)
+
+
+async def finished(root: Path, model: Path, name: str, variant: str) -> StageContext:
+    """Run the stage of that name to its end, from its last checkpoint if it has one."""
+    context = context_of(root, name, model)
+    await run_rl(rl_spec(variant), context)
+    return context
 
 
 def check_same(whole: StageContext, rest: StageContext) -> None:
@@ -119,8 +124,7 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
 async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    whole = context_of(stage_root, "whole-ppo", small_base)
-    await run_rl(rl_spec("ppo"), whole)
+    whole = await finished(stage_root, small_base, "whole-ppo", "ppo")
     _, _, steps = result(whole)
     assert [f.parent.name for f in sorted(whole.out.rglob("*.safetensors"))] == ["critic", "out"]
     assert [steps[n]["version"] for n in (1, 2, 3)] == [0, 1, 2], "alone in step 1"
@@ -140,8 +144,7 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
 async def test_online_dpo_killed_in_mid_generation_ends_with_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    whole = context_of(stage_root, "whole-online-dpo", small_base)
-    await run_rl(rl_spec("online-dpo"), whole)
+    whole = await finished(stage_root, small_base, "whole-online-dpo", "online-dpo")
     _, _, steps = result(whole)
     assert sum(step["pairs"] for step in steps.values()) > 0
     assert _changed(small_base, whole.out)

@@ -13,7 +13,7 @@ from infra.errors import AgreementError
 from tasks.rl.body import run as run_rl
 from tasks.stage import Stopped
 from tests.integration.stages.rl_victim import context_of, rl_spec
-from tests.integration.stages.test_rl_exact import result
+from tests.integration.stages.test_rl_exact import finished, result
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600
 async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    whole = context_of(stage_root, "whole-bf16", small_base)
-    await run_rl(rl_spec("bf16"), whole)
+    whole = await finished(stage_root, small_base, "whole-bf16", "bf16")
     weights, shown, steps = result(whole)
     for step in steps.values():
         # fp32: below 2e-5. This model is nearly uniform; a sharp one differs ten times as much.
@@ -32,8 +31,7 @@ async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_
     cut.stop.requested = True
     with pytest.raises(Stopped, match="after step 1"):
         await run_rl(rl_spec("bf16"), cut)
-    rest = context_of(stage_root, "cut-bf16", small_base)
-    await run_rl(rl_spec("bf16"), rest)
+    rest = await finished(stage_root, small_base, "cut-bf16", "bf16")
     assert result(rest) == (weights, shown, steps)
 
 

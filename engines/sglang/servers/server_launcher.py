@@ -35,6 +35,7 @@ PRELOADED = (
 
 def prepare() -> None:
     """Make SGLang importable in this process and load its plugins."""
+    keep_place_of_title()
     prepare_environment()
     if not has_cuda():
         absent.install()
@@ -54,6 +55,15 @@ def preload() -> None:
     prepare()
     for name in PRELOADED:
         importlib.import_module(name)
+
+
+def keep_place_of_title() -> None:
+    """Let SGLang's processes get their titles, by which people and tools know them. The library
+    looks for the place of a title when it is first asked, and finds none, without a word, once the
+    environment's first variable has changed."""
+    import setproctitle
+
+    setproctitle.getproctitle()
 
 
 def _fork_instead_of_spawn() -> None:

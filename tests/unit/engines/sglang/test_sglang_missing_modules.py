@@ -90,3 +90,16 @@ def test_a_router_starts_without_the_balancer_for_tests_and_what_that_imports() 
         "print([name for name in ('torch', 'sglang', 'fastapi') if name in sys.modules])"
     )
     assert _run(code) == "True\n[]"
+
+
+def test_a_server_s_processes_get_their_titles_after_a_change_of_the_first_variable() -> None:
+    code = (
+        "import os; from pathlib import Path\n"
+        "from engines.sglang.servers.server_launcher import keep_place_of_title\n"
+        "first = Path('/proc/self/environ').read_bytes().partition(b'=')[0].decode()\n"
+        "keep_place_of_title()\n"
+        "os.environ[first] = 'changed'\n"
+        "import setproctitle; setproctitle.setproctitle('sglang::scheduler')\n"
+        "print(Path('/proc/self/cmdline').read_text().strip('\\0 '))\n"
+    )
+    assert _run(code) == "sglang::scheduler"

@@ -177,9 +177,18 @@ class MlflowRest:
             self._call("POST", "/runs/log-batch", {"run_id": run_id, "tags": chunk})
 
     def steps(self, run_id: str, key: str) -> set[int]:
-        """The steps that this metric has."""
-        history = self._call("GET", "/metrics/get-history", {"run_id": run_id, "metric_key": key})
-        return {int(m.get("step", 0)) for m in history.get("metrics", [])}
+        """The steps that this metric has. They are asked for page by page: the answers for a long
+        run's hundred metrics, each read whole, are what its job's memory would grow by."""
+        asked = {"run_id": run_id, "metric_key": key, "max_results": _MAX_METRICS}
+        found: set[int] = set()
+        token = ""
+        while True:
+            page = self._call("GET", "/metrics/get-history", asked | {"page_token": token})
+            points = page.get("metrics", [])
+            found.update(int(m.get("step", 0)) for m in points)
+            token = page.get("next_page_token", "")
+            if not (token and points):
+                return found
 
     def log_datasets(self, run_id: str, datasets: Sequence[Dataset]) -> None:
         inputs = [

@@ -92,6 +92,21 @@ def test_a_step_is_never_logged_twice(mlflow_uri: str) -> None:
     assert points == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 13.0), (4, 14.0)]
 
 
+def test_a_long_curve_goes_on_with_each_step_once(server: MlflowServer) -> None:
+    rest, steps = MlflowRest(server.uri), 2500
+    run = rest.create_run(rest.experiment("long"), "long", {})
+    rest.log_metrics(run, [Metric("reward", 1.0, n, n) for n in range(steps)])
+    assert rest.steps(run, "reward") == set(range(steps))
+    assert rest.steps(run, "nothing") == set()
+    resumed = Tracker(server.uri, "long")
+    for step in range(steps - 20, steps + 5):
+        resumed.log(run, step, {"reward": 2.0})
+    assert resumed.flush()
+    points = _points(server.uri, run)
+    assert [step for step, _ in points] == list(range(steps + 5))
+    assert [value for _, value in points[steps - 20 :]] == [1.0] * 20 + [2.0] * 5
+
+
 @pytest.mark.parametrize("steps", [250, 1000])
 def test_the_curves_of_runs_that_ended_long_ago_are_thinned_beside_the_server(
     server: MlflowServer, steps: int

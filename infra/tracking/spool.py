@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -58,6 +59,8 @@ class KnownSteps:
             self._runs.append(range(step, step + 1))
 
 
+_LINES_AT_ONCE = 200
+"""of a file that another process left: it may be as long as the server was down"""
 _FAILURES = 3
 """answers with an error of the server's own that are taken for its being busy"""
 _log = logging.getLogger(__name__)
@@ -171,12 +174,15 @@ class Delivery:
         with _abandoned(path) as file:
             if file is None:
                 return 0
-            entries, unreadable = _read(file)
-            self.send(entries)
-            for line, reason in unreadable:
-                self._refusals.add_line(line, reason)
+            sent = 0
+            while lines := list(islice(file, _LINES_AT_ONCE)):
+                entries, unreadable = _read(lines)
+                self.send(entries)
+                for line, reason in unreadable:
+                    self._refusals.add_line(line, reason)
+                sent += len(entries)
             path.unlink()
-            return len(entries)
+            return sent
 
     def _send_run(self, reference: str, entries: Sequence[Entry]) -> None:
         run = self._id_of(reference, entries[0].run)
@@ -313,12 +319,12 @@ def _abandoned(path: Path) -> Generator[IO[bytes] | None]:
             yield file
 
 
-def _read(file: IO[bytes]) -> tuple[list[Entry], list[tuple[bytes, Exception]]]:
+def _read(lines: Iterable[bytes]) -> tuple[list[Entry], list[tuple[bytes, Exception]]]:
     """The complete entries of a file, and the lines that are none, each with the reason; its last
     line may be incomplete."""
     entries: list[Entry] = []
     unreadable: list[tuple[bytes, Exception]] = []
-    for line in file:
+    for line in lines:
         try:
             entries.append(_entry(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

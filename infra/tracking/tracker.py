@@ -11,9 +11,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 from infra.errors import InfrastructureError, TributaryError
 from infra.json_text import numbers_of
@@ -36,51 +36,13 @@ from infra.tracking.spool import (
     spool_folder,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class AliasedArtifact:
-    """Example: name="cpu-demo-agent", alias="best", digest="3f09...",
-    url="file:///data/store/artifacts/rl/3f09c2b1a7d4/a1" """
-
-    name: str
-    alias: str
-    digest: str
-    url: str
-    """the folder that contains its files"""
-
-    @property
-    def root(self) -> str:
-        """The store that it is in."""
-        return self.url.rpartition("/artifacts/")[0]
-
-
-def aliased_artifact(uri: str, name: str, alias: str) -> AliasedArtifact | None:
-    """What `name@alias` is; None where there is no such alias, or another program set it."""
-    return _artifact(name, alias, MlflowRest(uri).aliased_version(name, alias))
-
-
-def aliased_artifacts(uri: str) -> Iterator[AliasedArtifact]:
-    """Every alias that points at an artifact."""
-    rest = MlflowRest(uri)
-    for model in rest.registered_models():
-        for entry in model.get("aliases", []):
-            name, alias = str(model["name"]), str(entry["alias"])
-            found = _artifact(name, alias, rest.aliased_version(name, alias))
-            if found is not None:
-                yield found
-
-
-def _artifact(name: str, alias: str, version: Mapping[str, Any] | None) -> AliasedArtifact | None:
-    tags = {tag["key"]: str(tag["value"]) for tag in (version or {}).get("tags", [])}
-    digest, url = tags.get("tributary.digest", ""), tags.get("tributary.url", "")
-    return AliasedArtifact(name, alias, digest, url) if digest and url else None
-
-
 _log = logging.getLogger(__name__)
 NOTE = "mlflow.note.content"
 """tag of a run or an experiment that MLflow shows as its description"""
 _BATCH_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
+_IN_MEMORY = 1000
+"""entries that wait there while the server is down; more than these wait on disk alone"""
 _CLOSE_SECONDS = 5.0
 """for a request under way"""
 
@@ -287,6 +249,8 @@ class _Sender:
         self._file = SpoolFile()
         self._thread: threading.Thread | None = None
         self._pending = 0
+        self._on_disk = 0
+        """entries that are in files of this process only, and no longer in the queue"""
         self._is_down = False
         self._is_kept = True
         """whether the home took the last entry"""
@@ -298,6 +262,8 @@ class _Sender:
 
     def put(self, entry: Entry) -> None:
         with self._changed:
+            if self._is_down and self._is_kept and self._queue.qsize() >= _IN_MEMORY:
+                self._leave_on_disk()
             try:
                 self._file.append(entry)
                 self._is_kept = True
@@ -311,10 +277,21 @@ class _Sender:
                 self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
                 self._thread.start()
 
+    def _leave_on_disk(self) -> None:
+        """Keep what waits in its file alone, as a process does that ends: it is sent from there."""
+        with suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+                self._pending -= 1
+                self._on_disk += 1
+        self._file.release()
+        self._comes_after_others = True
+
     def flush(self, timeout: float) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._pending == 0 or self._is_down, timeout)
-            left, why = self._pending, self._reason if self._is_down else "it is slow"
+            left = self._pending + self._on_disk
+            why = self._reason if self._is_down else "it is slow"
         if left:
             _log.warning(
                 "MLflow at %s has not taken %d entries (%s): they wait in %s; the next run, or"
@@ -361,7 +338,11 @@ class _Sender:
     def _deliver(self, delivery: Delivery, taken: list[Entry]) -> bool:
         try:
             if self._comes_after_others:
+                with self._changed:
+                    self._comes_after_others, on_disk = False, self._on_disk
                 delivery.send_left()
+                with self._changed:
+                    self._on_disk -= on_disk
             delivery.send(taken)
         except (InfrastructureError, OSError) as error:
             if not self._is_down:
@@ -371,7 +352,7 @@ class _Sender:
                 self._reason = str(error)
                 self._changed.notify_all()
             return False
-        self._is_down = self._comes_after_others = False
+        self._is_down = False
         return True
 
 

@@ -16,8 +16,8 @@ as they are"""
 
 
 @contextmanager
-def json_server(answer: Answer) -> Generator[int]:
-    """Its port, on the loopback address; it ends with the block."""
+def json_server(answer: Answer, port: int = 0) -> Generator[int]:
+    """Its port, on the loopback address: `port`, or any; it ends with the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -36,7 +36,7 @@ def json_server(answer: Answer) -> Generator[int]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     with serving(server):
         yield server.server_port
 

@@ -31,7 +31,7 @@ from infra.store import removal
 from infra.store.artifacts import ArtifactStore
 from infra.store.removal import pins
 from infra.store.store import Store
-from infra.tracking.tracker import AliasedArtifact, aliased_artifacts
+from infra.tracking.rest import AliasedArtifact, aliased_artifacts
 from infra.user_files import install_hooks, read_hooks
 
 YOUNG_S = 3600.0

@@ -49,7 +49,7 @@ from infra.stack import load_stack
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, Manifest
 from infra.store.evicted import evict, hold, limit_bytes
 from infra.store.store import Store
-from infra.tracking.tracker import aliased_artifact
+from infra.tracking.rest import aliased_artifact
 from tasks.durable.claims import Claims
 from tasks.durable.protocol import job_path
 from tasks.model_folder.gguf_folder import gguf_folder, is_gguf

@@ -177,3 +177,22 @@ def test_many_steps_are_known_in_little_memory() -> None:
     for step in range(100, 1_000_000, 10):
         known.add(step)
     assert known._runs == [range(0, 999_991, 10)]
+
+
+def test_what_waits_for_a_server_that_is_down_is_kept_on_disk_alone(
+    trackers: Trackers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.tracking.tracker._IN_MEMORY", 10)
+    port = free_ports(1)[0]
+    tracker = trackers(f"http://127.0.0.1:{port}")
+    tracker.log("run", 0, {"loss": 1.0})
+    assert not tracker.flush(20)
+    for step in range(1, 100):
+        tracker.log("run", step, {"loss": 1.0})
+    waits = tracker._sender._queue
+    assert waits.qsize() <= 11
+    stand_in = StandIn({})
+    with json_server(stand_in, port):
+        until(lambda: tracker.flush(20), 60)
+    assert sorted(stand_in.metrics) == [("loss", step) for step in range(100)]
+    assert not list(spool_folder().glob("*.jsonl"))

@@ -24,7 +24,7 @@ from flows.load import load_recipe, validate_recipe
 from flows.running.records import RunEntry, RunHead, RunRecord, store_at
 from infra.errors import InfrastructureError, InputError
 from infra.store.store import Store
-from infra.tracking.tracker import AliasedArtifact
+from infra.tracking.rest import AliasedArtifact
 from tests.parts.chat_parts import random_base
 from tests.parts.run_records import artifact_store, put_artifact, put_run
 

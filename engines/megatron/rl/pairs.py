@@ -13,6 +13,7 @@ from engines.algorithms.advantages import Advantage, advantages
 from engines.algorithms.inputs import StepTokens
 from engines.algorithms.losses import PairLoss, pair_formula
 from engines.algorithms.preference_losses import Answers
+from engines.megatron.train.pack import sparse_zeros
 from engines.types import Sample, Status
 
 if TYPE_CHECKING:
@@ -51,6 +52,22 @@ def compared_samples(
     return [samples[n] for n in order], sizes.tolist()
 
 
+def sides(batch: RlBatch, own: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+    """[T] 1 for the tokens of each pair's better rollout, -1 for those of the worse one; 0 for
+    samples that are not `own`. Rewards are not asked anew: one that broke a protocol is compared
+    with its group's others, of which few are left."""
+    worth, is_better = sparse_zeros(batch.learned.num_tokens), _are_better(batch)
+    for n in own:
+        worth[batch.trained_in(int(n))] = 1.0 if is_better[n] else -1.0
+    return worth
+
+
+def _are_better(batch: RlBatch) -> NDArray[np.bool_]:
+    """[N] whether a sample is of its pair's better rollout, whose samples come first."""
+    comparison = batch.learned.comparison
+    return batch.rollouts == batch.rollouts[np.searchsorted(comparison, comparison)]
+
+
 def broken_last(samples: Sequence[Sample], rewards_N: torch.Tensor) -> torch.Tensor:
     """[N] rewards, of which a rollout that broke a protocol has at most the least of its group's
     others. It is not judged and has 0, which is more than a reward that is negative.
@@ -81,8 +98,7 @@ def pair_metrics(
     """What the policy says before its update of the pairs among the samples `indices`, by logprobs
     [T]; `groups`: how many the step has."""
     assert batch.pairs is not None
-    comparison = batch.learned.comparison
-    is_better = batch.rollouts == batch.rollouts[np.searchsorted(comparison, comparison)]
+    comparison, is_better = batch.learned.comparison, _are_better(batch)
     sums = np.zeros((len(batch.pairs), 2, 3))
     """of each pair's better and worse rollout: its logprob, the reference's, and its tokens"""
     for n in indices.tolist():

@@ -24,7 +24,7 @@ from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
-from engines.megatron.rl.pairs import broken_last, compared_samples, numbered
+from engines.megatron.rl.pairs import broken_last, compared_samples, numbered, sides
 from engines.megatron.rl.rl_objective import RlObjective, RlTargets
 from engines.megatron.rl.turns import turns_of
 from engines.megatron.train.pack import FlatSequences, sparse_zeros
@@ -164,8 +164,9 @@ class RlBatch:
         """
         old = self.engine_logprobs if trainer is None else trainer
         in_loss = reference if algorithm.loss_reads_reference else None
-        if own is not None:
-            worth = self._by_group(algorithm, np.asarray(own))
+        if self.pairs is not None or own is not None:
+            chosen = np.arange(len(self.num_trained)) if own is None else np.asarray(own)
+            worth = sides(self, chosen) if self.pairs else self._by_group(algorithm, chosen)
             return RlTargets(self.engine_logprobs, old, worth, reference=in_loss)
         if token_rewards is None:
             token_rewards = self.kl_rewards(algorithm, trainer, reference)

@@ -101,6 +101,19 @@ def test_a_rollout_that_broke_a_protocol_is_never_the_better_one(
         RlBatch.of(made[:2] if rewards[0] <= 0 else [BROKEN, BROKEN], algorithm)
 
 
+def test_which_rollout_is_better_follows_from_the_whole_group() -> None:
+    """The broken rollout counts -0.9, as the masked one. Beside the pair's other one alone it would
+    count -0.2 and be equal, so that both would be the better ones."""
+    made = [sample("b", -0.2, trained=2), BROKEN]
+    made.append(sample("t", -0.9, status=Status.TRUNCATED))
+    algorithm = Algorithm.model_validate({**PAIRS, "truncated": "mask"})
+    batch = RlBatch.of(made, algorithm)
+    assert [s.rollout_id for s in batch.samples] == ["b", "m"]
+    for own in (None, [0, 1]):
+        worth = batch.targets(algorithm, None, None, own=own).advantages
+        assert worth[batch.trained()].tolist() == [1.0, 1.0, -1.0, -1.0]
+
+
 def test_ipo_says_which_rollout_is_better_as_it_compares_them() -> None:
     """Log ratios -3 of 3 tokens and -2 of 1: by their sums the second is better, a token the
     first."""

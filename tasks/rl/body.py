@@ -285,8 +285,8 @@ async def _train(
         of_devices = dict(devices.since_last()) | caches.since_last()
         record.observe(result, in_flight.since_last(), of_devices)
         if isinstance(phases := loop.producer.source, PhasedTickets):
-            moved = phases.after_step(record.step, record.held_out_score)
-            record.note({"phase": float(phases.phase)}, moved)
+            moved = phases.after_step(record.step, record.held_out_score, is_solved=record.solved)
+            record.in_phase(phases.phase, moved)
         over = record.solved or record.step == settings.steps
         if not devices.are_shared:
             await evaluation.begin_if_due(is_over=over)

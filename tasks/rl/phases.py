@@ -93,9 +93,12 @@ class PhasedTickets(TicketSource):
         """The present one, from 1."""
         return len(self._starts)
 
-    def after_step(self, step: int, score: tuple[int, float] | None) -> str:
-        """Take a step in, with the newest score on held-out problems and its step -> why the next
-        phase begins; empty where none does. Tickets that were drawn before keep their phase."""
+    def after_step(
+        self, step: int, score: tuple[int, float] | None, *, is_solved: bool = False
+    ) -> str:
+        """Take a step in, with the newest score on held-out problems and its step, and whether the
+        present problems are solved -> why the next phase begins; empty where none does. Tickets
+        that were drawn before keep their phase."""
         now = self._phases[self.phase - 1]
         is_last_step = now.until_step is not None and step >= now.until_step
         why = f"the phase lasts until step {now.until_step}" if is_last_step else ""
@@ -103,6 +106,8 @@ class PhasedTickets(TicketSource):
             self._scored = score[0]
             if now.plateau is not None:
                 why = why or self._rise.observe(score[1], now.plateau)
+        if is_solved:
+            why = why or "its problems are solved"
         if not why or self.phase == len(self._phases):
             return ""
         self._starts.append(self.next)

@@ -97,7 +97,7 @@ class TemperatureSearch(Config):
     """temperatures that are tried, besides the present one; `algorithm.temperature` is the first"""
     window: PositiveInt = 10
     """reward is flat when the mean outcome of so many steps is not above that of as many before
-    them by more than `gain`; all of these steps are since the last search"""
+    them by more than `gain`; all of these steps are of one phase, and since the last search"""
     gain: float = Field(default=0.01, ge=0, lt=1)
     """what the mean outcome, from 0 to 1, must rise by so that no search is made"""
     within: float = Field(default=0.01, ge=0, lt=1)

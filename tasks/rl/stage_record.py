@@ -206,6 +206,16 @@ class RlRecord:
         """Of the steps so far; in a long stage of some of them."""
         return Curve(training=dict(self.series.points("outcome_mean")), held_out=self._held_out)
 
+    def in_phase(self, phase: int, why: str) -> None:
+        """Report the phase of the next steps. Where one begins, `why` says it: its problems are
+        others, so that no bound and no search compares outcomes with those before."""
+        self.note({"phase": float(phase)}, why)
+        if why:
+            self.solved = False
+            self._watch.outcomes.clear()
+            if self.temperatures is not None:
+                self.temperatures.forget()
+
     def note(self, values: dict[str, float], said: str = "") -> None:
         """Report more of the last step, and what happened in words."""
         self._report(self.step, values)
@@ -267,7 +277,8 @@ class RlRecord:
 
     @property
     def _last_outcome(self) -> float:
-        return self._watch.outcomes[-1] if self._watch.outcomes else 0.0
+        seen = self._sums["outcome_mean"].last
+        return seen[-1] if seen else 0.0
 
     def write_rollouts(self, folder: Path) -> None:
         """Write samples of steps, and all rollouts of the last ones, as `rollouts.parquet`."""

@@ -75,7 +75,7 @@ class Search:
 
 @dataclass(slots=True)
 class Rewards:
-    """Follows the mean outcomes of steps since the last search."""
+    """Follows the mean outcomes of a phase's steps since the last search."""
 
     outcomes: list[float] = field(default_factory=list[float])
 
@@ -150,6 +150,11 @@ class TemperatureControl:
         if is_updated and len(self.searches) < self._settings.searches:
             self._due = why
 
+    def forget(self) -> None:
+        """Look at the steps from here on alone: those before are of other problems, or of another
+        temperature."""
+        self._rewards, self._due = Rewards(), ""
+
     async def before_next_step(self, loop: Loop, step: int) -> str:
         """After a step, or the checkpoint that a resumed attempt goes on from: search if it is due,
         and have the loop sample and train at the temperature -> what came of a search; empty where
@@ -173,7 +178,7 @@ class TemperatureControl:
             await asyncio.to_thread(self._notes.note, "searches", step, data)
         self.searches.append(search)
         self.temperature = search.chosen
-        self._rewards, self._due = Rewards(), ""
+        self.forget()
         shown = ", ".join(f"{t.temperature:g}: {t.score:.4f}" for t in search.tried)
         return (
             f"sampling goes on at temperature {search.chosen:g}, after {search.before:g}:"

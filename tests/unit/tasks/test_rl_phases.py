@@ -113,6 +113,19 @@ async def test_each_phase_draws_its_pools_from_the_first_problem_on(tmp_path: Pa
     assert moves[0]["why"].startswith("2 held-out scores in a row, the last 0.4400")
 
 
+async def test_a_phase_whose_problems_are_solved_ends_and_the_stage_with_the_last(
+    tmp_path: Path,
+) -> None:
+    source = await tickets(tmp_path, *PHASES)
+    said = [source.after_step(step, None, is_solved=step > 1) for step in (1, 2, 3, 4)]
+    assert said == [
+        "",
+        "phase 2 begins, with hard problems: its problems are solved",
+        "phase 3 begins, with hard and moderate problems: its problems are solved",
+        "",
+    ]
+
+
 async def test_a_phase_without_a_problem_ends_the_stage_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no problem of a is never \(4 moderate, 3 hard\)"):
         await tickets(tmp_path, PHASES[0], Phase(pools=["never"]))

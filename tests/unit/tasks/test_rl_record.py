@@ -21,7 +21,9 @@ from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
 from tasks import series
 from tasks.rl.counts import RL_COUNTS_FILE
+from tasks.rl.spec import TemperatureSearch
 from tasks.rl.stage_record import RlRecord
+from tasks.rl.temperature import TemperatureControl
 from tasks.series import SERIES_FILE, thinned
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
@@ -121,6 +123,26 @@ def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
     rest.save(tmp_path)()
     rest.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
+
+
+def test_a_phase_is_judged_by_its_own_steps(tmp_path):
+    """Outcomes 1, 1, 1 are solved, and flat; then 0, 0 of harder problems are neither a fall from
+    1 nor flat before there are two of them."""
+    made = record(Reporter())
+    search = TemperatureSearch(window=1, gain=0.5)
+    made.temperatures = TemperatureControl(search, 1.0, None, Notes())
+
+    def seen(number, reward):
+        made.observe(step(number, sample(0, reward), sample(1, reward)), ServerUse(), {})
+        made.temperatures.save(tmp_path)
+        return made.solved, bool(json.loads((tmp_path / "temperature.json").read_text())["due"])
+
+    assert [seen(n, 1.0) for n in (1, 2, 3)] == [(False, False), (False, True), (True, True)]
+    made.in_phase(1, "")
+    assert made.solved
+    made.in_phase(2, "its problems are solved")
+    assert (made.solved, made.score) == (False, 1.0)
+    assert [seen(n, 0.0) for n in (4, 5)] == [(False, False), (False, True)]
 
 
 def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):

@@ -101,7 +101,7 @@ def tried_of(found: Mapping[float, Outcomes], settings: TemperatureSearch) -> li
     One is left out if, at the settings' `confidence`, a one-sided test on the differences of
     problems says that it loses more than `within`: loss - within > z x error.
     """
-    domains = {name for outcomes in found.values() for name, of in outcomes.items() if of}
+    domains = sorted({name for outcomes in found.values() for name, of in outcomes.items() if of})
     judged = {t: o for t, o in found.items() if domains and all(o.get(name) for name in domains)}
     scores = {t: mean([mean([*o[name].values()]) for name in domains]) for t, o in judged.items()}
     if not scores:
@@ -110,19 +110,19 @@ def tried_of(found: Mapping[float, Outcomes], settings: TemperatureSearch) -> li
     z = NormalDist().inv_cdf(settings.confidence)
     made: list[Tried] = []
     for temperature in sorted(scores):
-        loss, error = _loss(judged[best], judged[temperature])
+        loss, error = _loss(judged[best], judged[temperature], domains)
         is_near = loss - settings.within <= z * error
         made.append(Tried(temperature, scores[temperature], loss, error, is_near))
     return made
 
 
-def _loss(best: Outcomes, other: Outcomes) -> tuple[float, float]:
+def _loss(best: Outcomes, other: Outcomes, domains: Sequence[str]) -> tuple[float, float]:
     """Mean over domains of the paired differences, and its standard error; infinite where a domain
     has no problem that both have."""
     losses: list[float] = []
     errors: list[float] = []
-    for name, of_best in best.items():
-        pairs = [of_best[key] - other[name][key] for key in of_best if key in other[name]]
+    for of_best, of_other in ((best[name], other[name]) for name in domains):
+        pairs = [of_best[key] - of_other[key] for key in of_best if key in of_other]
         losses.append(mean(pairs) if pairs else math.inf)
         errors.append(standard_error(pairs))
     return mean(losses), math.hypot(*errors) / len(errors)

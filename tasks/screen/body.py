@@ -50,10 +50,11 @@ class Tally:
     failed: int = 0
 
     def count(self, outcomes: Sequence[float | None], right_from: float) -> None:
-        """One round's outcomes; None: no verdict."""
+        """One round's outcomes; None: no verdict. The first round with a verdict has the first
+        answers: where rewards failed on all before it, nothing is known of these."""
         verdicts = [outcome for outcome in outcomes if outcome is not None]
         right = sum(outcome >= right_from for outcome in verdicts)
-        if not self.judged + self.failed:
+        if not self.judged:
             self.first_judged, self.first_right = len(verdicts), right
         self.judged += len(verdicts)
         self.right += right

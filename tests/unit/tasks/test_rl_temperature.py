@@ -70,6 +70,8 @@ def test_domains_count_alike_in_a_search() -> None:
         2.0: {"a": {"p": 0.5}, "b": {"q": 0.5, "r": 0.5}},
     }
     assert [t.loss for t in tried_of(found, TemperatureSearch())] == [0.0, 0.25]
+    silent = {temperature: {**of, "c": {}} for temperature, of in found.items()}
+    assert tried_of(silent, TemperatureSearch()) == tried_of(found, TemperatureSearch())
 
 
 def say(_: str, sampling: Sampling) -> str:

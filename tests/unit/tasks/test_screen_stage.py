@@ -106,6 +106,9 @@ def test_settings_that_say_nothing_are_refused(written: Mapping[str, Any], said:
         ([[None, None]], True, "unjudged"),
         ([[None, 1]], True, "solved"),
         ([[None, 0], [None, 1]], True, "hard"),
+        ([[None, None], [0, 1]], True, "moderate"),
+        ([[None, None], [1, 1]], True, "solved"),
+        ([[None, None], [None, 0], [0, 1]], True, "hard"),
         ([[0.5, 1.0]], False, "moderate"),
     ],
 )

@@ -59,7 +59,7 @@ class KnownSteps:
             self._runs.append(range(step, step + 1))
 
 
-_LINES_AT_ONCE = 200
+_LINES_AT_ONCE = 20
 """of a file that another process left: it may be as long as the server was down"""
 _FAILURES = 3
 """answers with an error of the server's own that are taken for its being busy"""

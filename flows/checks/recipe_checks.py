@@ -28,7 +28,9 @@ from flows.post_train import UNIFIED, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.domain import Domain, RewardSpec, ScoredDomain
+from tasks.offline.spec import ROLLOUTS, OfflineSpec
 from tasks.rl.spec import GroupFilterSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.stage import StageSpec
 from tasks.stage_kinds import PATH_KINDS
 
@@ -176,3 +178,20 @@ def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         yield from trainer_problems(recipe, stage)
         yield from fleet_problems(stage)
         yield from algorithm_problems(stage)
+    yield from _other_temperatures(plan)
+
+
+def _other_temperatures(plan: list[PlannedStage]) -> Iterator[str]:
+    """Saved rollouts whose probabilities the trainer would compute at another temperature."""
+    specs = {stage.name: stage.spec for stage in plan}
+    for stage in plan:
+        sampled = specs.get(stage.inputs.get(ROLLOUTS, ""))
+        if not isinstance(stage.spec, OfflineSpec) or not isinstance(sampled, RolloutSpec):
+            continue
+        theirs, ours = sampled.settings.temperature, stage.spec.settings.algorithm.temperature
+        if theirs != ours:
+            yield (
+                f"stage {stage.name}: algorithm.temperature: is {ours:g}, and"
+                f" {stage.inputs[ROLLOUTS]} samples at {theirs:g}: the trainer would compute other"
+                " probabilities than those that were sampled from; write the same into both"
+            )

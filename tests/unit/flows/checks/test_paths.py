@@ -358,6 +358,19 @@ def test_saved_rollouts_are_of_the_model_that_learns_from_them() -> None:
         assert len(list(stages["agent-offline"].spec.cautions())) == doubts, "its data grow old"
 
 
+def test_saved_rollouts_are_trained_on_at_the_temperature_that_they_were_sampled_at() -> None:
+    cool: Any = {**RL_OF_SAVED, "algorithm": {"temperature": 0.8}}
+    for sampled_at, settings, fits in ((0.8, cool, True), (1.0, cool, False)):
+        made = recipe({"rollout": {"temperature": sampled_at}}, {"offline": settings})
+        if fits:
+            check_recipe(made, plan_post_train(made))
+            continue
+        with pytest.raises(
+            InputError, match=r"temperature: is 0\.8, and agent-rollout samples at 1"
+        ):
+            check_recipe(made, plan_post_train(made))
+
+
 def test_a_reward_model_of_the_same_path_is_named_by_its_stage() -> None:
     files = {"files": ["pairs.jsonl"]}
     learning = {"steps": 2, "optimizer": {"lr": 1e-3}, "data": files}

@@ -13,7 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from engines.chat.chat_folder import load_chat_folder, read_json
+from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import mode_of
 from engines.sglang.token_scores import TokenScorer
 from engines.types import Message
@@ -49,8 +49,9 @@ class ServedModel(TemplateLM):
         self._thinking = mode_of(self._chat.template).decide(None)
         self._scorer, self._say, self._seed = TokenScorer(url), say, seed
         self._longest = context - 1  # a server wants room for one more
-        bos = read_json(folder / "config.json").get("bos_token_id")
-        self._prefix: int = bos if isinstance(bos, int) else self.eot_token_id
+        self._start = self._chat.template.start_text
+        prefix = self._chat.tokenizer.token_to_id(self._start) if self._start else None
+        self._prefix: int = self.eot_token_id if prefix is None else prefix
 
     @property
     def eot_token_id(self) -> int:
@@ -67,8 +68,11 @@ class ServedModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Special tokens are those that the text holds: a template writes them."""
-        return self._chat.tokenizer.encode(string, add_special_tokens=False).ids
+        """As lm-eval's own models have it: the tokenizer adds its token for the begin of a text,
+        but to one that begins with it, as a template writes it."""
+        if add_special_tokens is None:
+            add_special_tokens = not self._start or not string.startswith(self._start)
+        return self._chat.tokenizer.encode(string, add_special_tokens=add_special_tokens).ids
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         return self._chat.template.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +138,37 @@ def test_questions_open_the_turn_as_the_template_s_mode_has_it(
     model = ServedModel("http://127.0.0.1:1", folder, 64, 0, lambda done, total: None)
     text = model.apply_chat_template([{"role": "user", "content": "1 + 1?"}])
     assert text.endswith(end)
+
+
+@pytest.mark.parametrize("adds_start", [True, False])
+def test_texts_begin_as_those_of_lm_eval_s_own_models(tmp_path: Path, *, adds_start: bool) -> None:
+    """Llama, Gemma and Mistral have tokenizers that add a token to the begin, Qwen has not."""
+    pytest.importorskip("lm_eval")
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    from tasks.lm_eval.asked_model import ServedModel
+
+    folder = chat_folder(tmp_path, LLAMA, LLAMA_TOKENS, "<|eot|>")
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    start = tokenizer.token_to_id("<|begin|>")
+    if adds_start:
+        tokenizer.post_processor = TemplateProcessing(  # pyrefly: ignore[missing-attribute]
+            single="<|begin|> $A", special_tokens=[("<|begin|>", start)]
+        )
+        tokenizer.save(file)
+    theirs: Any = SimpleNamespace(
+        tokenizer=PreTrainedTokenizerFast(tokenizer_file=file, bos_token="<|begin|>"),
+        add_bos_token=None,
+        prefix_token_id=start,
+    )
+    model = ServedModel("http://127.0.0.1:1", folder, 64, 0, lambda done, total: None)
+    assert model.prefix_token_id == start
+    for text in ("1 + 1", "<|begin|>1 + 1"):
+        for special in (None, False):
+            expected = HFLM.tok_encode(theirs, text, add_special_tokens=special)
+            assert model.tok_encode(text, add_special_tokens=special) == expected
+    assert model.tok_encode("1 + 1").count(start) == adds_start

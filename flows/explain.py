@@ -58,14 +58,16 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
     kind = item["type"]
     if kind == "extra_forbidden":
         known = _fields_at(root, location[:-1])
-        hint = nearest(str(location[-1]), known) or f"; known here: {', '.join(known)}"
-        return f"unknown field{hint}"
+        hint = _below(root, location) or nearest(str(location[-1]), known)
+        return f"unknown field{hint or '; known here: ' + ', '.join(known)}"
     if kind == "missing":
-        return "is missing"
+        return _missing(root, location)
     if kind == "string_pattern_mismatch":
         return f"{characters(item['ctx']['pattern'])}; got {item['input']!r:.80}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"write fields below it, as `name: value`; got {item['input']!r:.80}"
+        known = ", ".join(_fields_at(root, location))
+        named = f"; known here: {known}" if known else ""
+        return f"write fields below it, as `name: value`; got {item['input']!r:.80}{named}"
     if kind == "union_tag_not_found":
         return f"write its `kind`; got {item['input']!r:.80}"
     if kind == "union_tag_invalid":
@@ -78,6 +80,24 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
     expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
     hint = nearest(str(item["input"]).lower(), expected).removesuffix("?")
     return f"{message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
+
+
+def _missing(root: type[BaseModel], location: tuple[Any, ...]) -> str:
+    """What is to be written there, where a person cannot know it."""
+    if location == ("name",):
+        return "is missing; a recipe has a name of its own, e.g. `name: mine`"
+    model = _model_of(_at(root, location))
+    needed = [n for n, field in model.model_fields.items() if field.is_required()] if model else []
+    return f"is missing; it needs {', '.join(needed)}" if needed else "is missing"
+
+
+def _below(root: type[BaseModel], location: tuple[Any, ...]) -> str:
+    """For a field that stands one level too high, e.g. `lr` of an optimizer."""
+    *above, name = location
+    for field in _fields_at(root, tuple(above)):
+        if any(name in _fields_at(root, (*above, field, *item)) for item in ((), (0,))):
+            return f"; did you mean `{field}.{name}`?"
+    return ""
 
 
 def _called(model: type[BaseModel]) -> str:
@@ -135,10 +155,14 @@ def _is_tagged(member: Any) -> bool:
 
 def _fields_at(model: Any, location: tuple[Any, ...]) -> list[str]:
     """Names of the fields of the model that a location leads to."""
+    found = _model_of(_at(model, location))
+    return sorted(found.model_fields) if found is not None else []
+
+
+def _at(annotation: Any, location: tuple[Any, ...]) -> Any:
     for part in location:
-        model = _step(model, part)
-    model = _model_of(model)
-    return sorted(model.model_fields) if model is not None else []
+        annotation = _step(annotation, part)
+    return annotation
 
 
 def _step(annotation: Any, part: Any) -> Any:

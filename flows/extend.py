@@ -103,6 +103,8 @@ def entry_of(items: Sequence[Any], key: Any, what: str) -> tuple[int, str]:
             f"{what}: {len(found)} items have `{key}`; say which by its position, e.g."
             f" {found[0]}.{key}"
         )
+    keys = dict.fromkeys(str(k) for item in items if isinstance(item, dict) for k in item)
     raise InputError(
         f"{what}: `{key}` is no position in a list of {len(items)}, and a key of none of its items"
+        + (f", which have {', '.join(keys)}; a list replaces all of it" if keys else "")
     )

@@ -23,6 +23,9 @@ def place_files(data: dict[str, Any], folder: Path, recipes: Collection[str]) ->
         data["base"] = base | {"folder": _model(base["folder"], folder, recipes)}
         if isinstance(base.get("template"), str):
             data["base"]["template"] = template_beside(base["template"], folder)
+    storage = data.get("storage")
+    if isinstance(storage, dict) and isinstance(storage.get("root"), str):
+        data["storage"] = storage | {"root": _store(storage["root"], folder)}
     lm_eval = data.get("lm_eval")
     if isinstance(lm_eval, dict) and isinstance(lm_eval.get("folder"), str) and lm_eval["folder"]:
         data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
@@ -69,6 +72,14 @@ def _model(model: str, folder: Path, recipes: Collection[str]) -> str:
             " evaluate takes RECIPE/STAGE itself"
         )
     return place
+
+
+def _store(root: str, folder: Path) -> str:
+    """A folder is found by every process of a run, whatever folder that works in."""
+    path = root.removeprefix("file://")
+    if not path or ":" in path or path.startswith(("/", "~", "$")):
+        return root
+    return f"file://{(folder / path).resolve()}"
 
 
 def _path_settings(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

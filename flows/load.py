@@ -201,6 +201,7 @@ def _extended(path: Path, above: Sequence[Path]) -> Merged:
     if base is not None:
         merged = _extended(_extended_path(base, path), (*above, path))
         merged.data.pop("name", None)  # runs are found by it
+        merged.files.pop(("name",), None)
     merged.add(data, str(path))
     return merged
 

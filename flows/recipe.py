@@ -4,11 +4,12 @@ Imports no engine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import yaml
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from flows.path import Path
 from infra.config import Config
@@ -169,10 +170,21 @@ class Unified(Config):
 
 class Storage(Config):
     root: str = "file://$TRIBUTARY_HOME/store"
-    """any fsspec URL: `file://...`, `s3://bucket/prefix`; environment variables are expanded"""
+    """any fsspec URL: `file://...`, `s3://bucket/prefix`; environment variables are expanded, and a
+    folder is relative to the recipe's file"""
     credentials: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9-]*)?$")
     """name of the Prefect Secret block that holds the store's credentials (`tributary secret`
     creates one); empty: the credentials are in the environment"""
+
+    @field_validator("root")
+    @classmethod
+    def _is_a_place(cls, root: str) -> str:
+        protocol, _, path = root.partition("://")
+        if not (path or protocol).strip() or (path == "" and "://" in root):
+            raise ValueError("is empty; name a folder, or leave it out for `$TRIBUTARY_HOME/store`")
+        if slip := re.match(r"(\w+):/?(?!/)(.*)", root):
+            raise ValueError(f"write {slip[1]}://{slip[2]}; got {root!r:.80}")
+        return root
 
 
 class Tracking(Config):
@@ -190,7 +202,7 @@ class Recipe(Config):
     """
 
     name: str = Field(pattern=NAME_PATTERN, max_length=MAX_NAME)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     base: BaseSettings
     """the model every expert and the unified model start from"""
     experts: dict[str, Expert]

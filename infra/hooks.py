@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -69,9 +70,10 @@ def construct(kind: str, name: str, factory: Callable[..., Any], options: Mappin
     except InputError as error:
         raise InputError(f"{kind} {name!r}: {without_secrets(str(error), options)}") from error
     except (TypeError, ValueError) as error:
+        said = re.sub(r"^.* missing \d+ required \S+ arguments?: ", "it lacks ", str(error))
         raise InputError(
             f"{kind} {name!r} does not accept its options {dict(options)}:"
-            f" {without_secrets(str(error), options)}"
+            f" {without_secrets(said, options)}"
         ) from error
     except SystemExit as error:
         raise InputError(f"{kind} {name!r}: its constructor {_EXITS.format(error)}") from error

@@ -36,6 +36,11 @@ def store_problems(recipe: Recipe) -> Iterator[str]:
             f"storage.root: {recipe.storage.root}: no kind of store is called `{protocol}`"
             f"{nearest(protocol, known) or '; e.g. file:// or s3://'}"
         )
+        return
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        yield f"storage.root: {recipe.storage.root} cannot be opened: {error}"
     fault = _fault(recipe)
     if fault is not None and fault.errno in _IMPOSSIBLE:
         yield f"{_told(recipe, fault)}; name a folder that can be made"

@@ -159,6 +159,8 @@ class _Checked:
     why: dict[str, list[str]]
     """by stage, why it is to run: nothing for a cached one; empty where the store or the base is
     out of reach"""
+    unreached: str
+    """why they are; else empty"""
     inexact: list[str]
     roles: list[RoleMemory]
     kept: list[KeptBytes]
@@ -171,10 +173,14 @@ def _checked(recipe: Recipe, plan: list[PlannedStage]) -> _Checked:
     from flows.reasons import stage_reasons
 
     why: dict[str, list[str]] = {}
-    with contextlib.suppress(TributaryError):
+    unreached = ""
+    try:
         why = stage_reasons(recipe, plan)
+    except TributaryError as error:
+        unreached = str(error)
     return _Checked(
         why,
+        unreached,
         list(inexact(recipe, plan)),
         list(planned_memory(recipe, plan)),
         list(kept_bytes(recipe, plan)),
@@ -184,7 +190,9 @@ def _checked(recipe: Recipe, plan: list[PlannedStage]) -> _Checked:
 def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str:
     """What a run would do, in one sentence."""
     if not checked.why:
-        return f"{recipe.name}: {len(plan)} stages; the store or the base is out of reach from here"
+        return (
+            f"{recipe.name}: {len(plan)} stages; which would run is not known: {checked.unreached}"
+        )
     to_run = sum(map(bool, checked.why.values()))
     store = store_of(recipe.storage)
     if not any(runs_of(recipe.name, store)):

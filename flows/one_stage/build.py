@@ -112,13 +112,17 @@ def _path(asked: OneStage, domain: Mapping[str, Any] | None) -> list[dict[str, A
 def _from_rows(asked: OneStage) -> dict[str, Any]:
     settings: dict[str, Any] = {"batch_size": BATCH_SIZE, **asked.settings}
     steps = settings.pop("steps", None)
+    if asked.epochs is not None and (steps is not None or not asked.data):
+        other = "--steps says how long it trains" if steps is not None else "there are no --data"
+        raise InputError(f"--epochs {asked.epochs:g}: {other}; leave one of them out")
     if steps is None:
         batch = settings["batch_size"]
         if batch < 1:
             raise InputError(f"--batch-size {batch}: at least 1")
-        if not 0 < asked.epochs < inf:
-            raise InputError(f"--epochs {asked.epochs}: a number of passes above 0, e.g. 2 or 0.5")
-        steps = ceil(_learned(asked) * asked.epochs / batch) if asked.data else STEPS["sft"]
+        epochs = 1.0 if asked.epochs is None else asked.epochs
+        if not 0 < epochs < inf:
+            raise InputError(f"--epochs {epochs}: a number of passes above 0, e.g. 2 or 0.5")
+        steps = ceil(_learned(asked) * epochs / batch) if asked.data else STEPS["sft"]
     optimizer = settings.pop("optimizer")
     optimizer |= {"decay": "cosine", "min_lr_ratio": 0.1, "warmup_steps": steps // 30}
     written = {"steps": steps, **settings, "optimizer": optimizer}

@@ -51,8 +51,8 @@ class OneStage:
     max_new_tokens: int | None = None
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """of the stage, as a recipe writes them"""
-    epochs: float = 1.0
-    """passes over the files, where `settings` have no steps"""
+    epochs: float | None = None
+    """passes over the files, where `settings` have no steps; None: one"""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """how the models are evaluated, as a recipe writes it"""
     lm_tasks: Sequence[str] = ()

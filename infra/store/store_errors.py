@@ -74,7 +74,7 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
     if isinstance(error, ImportError | ValueError):
         return (
             "this kind of store is not supported",
-            "Use file:// or s3:// in `storage.root`",
+            "Use file:// or s3://, or install what it needs",
             False,
         )
     return type(error).__name__, "See the cause and run again", False

@@ -84,7 +84,8 @@ class BaseSettings(Config):
     @model_validator(mode="after")
     def _one_of(self) -> BaseSettings:
         if (self.random is None) == (self.folder is None):
-            raise ValueError("give exactly one of `random: {...}` and `folder: PATH`")
+            both = "; `random: null` takes out one that is inherited" if self.random else ""
+            raise ValueError(f"give exactly one of `random: {{...}}` and `folder: PATH`{both}")
         if self.random is not None and self.template is not None:
             raise ValueError("template: a random base has a template of its own; leave it out")
         return self

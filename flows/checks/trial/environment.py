@@ -29,7 +29,7 @@ from engines.types import (
 )
 from engines.weight_versions import WeightVersions
 from flows.checks.trial.bounded_steps import Attempts
-from flows.checks.trial.live_parts import LiveParts, imported
+from flows.checks.trial.live_parts import LiveParts
 from infra.errors import InputError
 
 
@@ -111,7 +111,7 @@ def _turns(chat: Chat, shown: Demonstration) -> Iterator[Sequence[int]]:
 def try_driver(parts: LiveParts, shown: Demonstration, chat: Chat, attempts: Attempts) -> None:
     """A driver of the user's own, on a demonstration."""
     named, at = parts.domain.driver, f"{parts.where}.driver"
-    if named.name in DRIVERS or not imported(at, "driver", named.name, attempts):
+    if named.name in DRIVERS:
         return
     attempts.wait(
         at,

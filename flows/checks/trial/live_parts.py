@@ -103,6 +103,7 @@ class LiveParts:
 def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     """Every part by itself, so that each that is wrong is named; None if one is."""
     from curricula.built_in_curricula import build as build_curriculum
+    from engines.rollout.drivers.driver import build as build_driver
 
     where, domain = placed.where, placed.domain
     before = len(attempts.problems)
@@ -119,6 +120,13 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     if fine and environment is None and domain.max_turns > 1:
         attempts.problems.append(
             f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
+        )
+    driver = domain.driver
+    if fine and imported(f"{where}.driver", "driver", driver.name, attempts):
+        attempts.call(
+            f"{where}.driver",
+            driver.name,
+            lambda: build_driver(driver.name, driver.options, environment, domain.max_turns),
         )
     if placed.is_tried and not isinstance(curriculum, Admissible):
         attempts.problems.append(

@@ -80,6 +80,7 @@ Reward = Annotated[
 ]
 Tokens = Annotated[int, Parameter(help="token budget of one rollout")]
 Steps = Annotated[int, Parameter(help="optimizer steps")]
+Epochs = Annotated[float, Parameter(help="passes over the files, in place of --steps; default: 1")]
 Lr = Annotated[float, Parameter(help="peak learning rate")]
 Seed = Annotated[int, Parameter(help="of the data's order and of sampling")]
 Name = Annotated[str, Parameter(help="the recipe's name; default: KIND-DATA or KIND-DOMAIN")]
@@ -144,7 +145,7 @@ def sft(
     *,
     data: Chats | None = None,
     steps: Steps | None = None,
-    epochs: Annotated[float, Parameter(help="passes over the files, without --steps")] = 1.0,
+    epochs: Epochs | None = None,
     batch_size: Annotated[int, Parameter(help="sequences per optimizer step")] = 16,
     lr: Lr = 1e-5,
     evaluate: Evaluate = True,
@@ -167,7 +168,7 @@ def preference(
         Parameter(help="how a preference is learned; --set changes its settings"),
     ] = "dpo",
     steps: Steps | None = None,
-    epochs: Annotated[float, Parameter(help="passes over the files, without --steps")] = 1.0,
+    epochs: Epochs | None = None,
     batch_size: Annotated[int, Parameter(help="pairs per optimizer step; of kto, answers")] = 16,
     lr: Lr = 5e-7,
     evaluate: Evaluate = True,
@@ -187,7 +188,7 @@ def reward(
     *,
     data: Chats | None = None,
     steps: Steps | None = None,
-    epochs: Annotated[float, Parameter(help="passes over the files, without --steps")] = 1.0,
+    epochs: Epochs | None = None,
     batch_size: Annotated[int, Parameter(help="pairs per optimizer step")] = 16,
     lr: Lr = 5e-6,
     shared: Shared,

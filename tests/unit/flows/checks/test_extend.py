@@ -85,6 +85,25 @@ def test_a_chain_of_files_is_relative_to_each_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("root", "place"),
+    [
+        ("store", "file://{here}/sub/store"),
+        ("file://../store", "file://{here}/store"),
+        ("/data/store", "/data/store"),
+        ("~/store", "~/store"),
+        ("$SCRATCH/store", "$SCRATCH/store"),
+        ("file://$TRIBUTARY_HOME/store", "file://$TRIBUTARY_HOME/store"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+    ],
+)
+def test_a_store_is_relative_to_the_recipe_and_not_to_the_process_that_opens_it(
+    tmp_path: Path, root: str, place: str
+) -> None:
+    text = f'extends: cpu-smoke\nname: a\nstorage: {{root: "{root}"}}'
+    assert load_recipe(write(tmp_path, text, "sub/a")).storage.root == place.format(here=tmp_path)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("extends: cpu-dmeo\nname: x", "extends: no recipe `cpu-dmeo`.*did you mean `cpu-demo`"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.errors import StorageError
 from tests.parts.recorded_run import RecordedRun, exit_code
 
 pytestmark = pytest.mark.unit
@@ -26,11 +27,24 @@ MISTAKES = {
     "retry agent-rl first": "the run comes first: tributary retry first agent-rl",
     "rollouts cpu-smoke/agent-lr": "did you mean `agent-rl`",
     "top --every nan": "--every nan: seconds between two looks, from 0.5 to 3600",
+    "sft --model m --data chats.jsonl --epochs 2 --steps 9": "--epochs 2: --steps says how long",
+    "sft --model m --domain agent --epochs 2": "--epochs 2: there are no --data; leave one",
     "sft --model './my modèl' --data chats.jsonl": "my modèl: there is no such folder, seen from",
     "sft --model chats.jsonl --data chats.jsonl": "is a file; .* Were two words swapped",
     "export ./out agent-rl": "./out: there is no such folder, seen from",
     "test-hook reward.py": "write the file and the part in it, .* as in reward.py:my_reward",
     "admit mine.yaml --domain agnet": "no such domain; did you mean `agent`.*; it has reasoning",
+    "check nameless.yaml": "name: is missing; a recipe has a name of its own, e.g. `name: mine`$",
+    "check mine.yaml --set experts.agent.path.rl.lr=1e-4": "rl.lr: .* did you mean `optimizer.lr`",
+    "check mine.yaml --set 'experts.agent.path=[{rl: {steps: 2}}]'": "optimizer: .*; it needs lr",
+    "check mine.yaml --set experts.agent.path.rl.trainer.lora=8": "got 8; known here: alpha, rank",
+    "check mine.yaml --set experts.agent.path.ppo.steps=2": "none of its items, which have sft, rl",
+    "check mine.yaml --set experts.agent.domain.driver.name=harness": "driver: .* lacks 'command'",
+    "check mine.yaml --set base.folder=./model": "`random: null` takes out one that is inherited",
+    "check mine.yaml --set seed=9223372036854775808": "seed: input should be less than",
+    "check mine.yaml --set storage.root=s3:/bucket": "storage.root: write s3://bucket; got",
+    "check mine.yaml --set storage.root=s3://": "storage.root: is empty; name a folder",
+    "check mine.yaml --set storage.root=gs://x/y": "gs://x/y cannot be opened: .*gcsfs",
     "fleet check notes.txt": "topology: write fields below it, as `name: value`; got 'hello'",
 }
 
@@ -41,6 +55,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     (folder / "my folder").mkdir()
     (folder / "mine.yaml").write_text("extends: cpu-smoke\nname: mine\n")
+    (folder / "nameless.yaml").write_text("extends: cpu-smoke\n")
     (folder / "notes.txt").write_text("hello")
     (folder / "chats.jsonl").write_text('{"messages": []}\n')
     (folder / "reward.py").write_text("")
@@ -60,3 +75,16 @@ def test_a_mistake_is_named_with_what_to_do(
     said = " ".join(capsys.readouterr().err.split())
     assert "Traceback" not in said
     assert re.search(MISTAKES[typed].format(here=here), said), said
+
+
+def test_check_says_why_it_does_not_know_what_would_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stands_still(*_: object) -> None:
+        raise StorageError("could not read s3://bucket: there are no complete credentials")
+
+    monkeypatch.setenv("TRIBUTARY_HOME", str(here / "home"))
+    monkeypatch.setattr("flows.reasons.stage_reasons", stands_still)
+    assert exit_code(["check", "cpu-smoke"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "which would run is not known: could not read s3://bucket: there are no" in said

@@ -107,11 +107,11 @@ def test_files_of_messages_alone_need_no_domain_and_are_passed_once(
     assert list(plan(data, folder)) == ["base", "chats-sft"]
 
 
-def test_two_passes_are_twice_the_steps_and_steps_win(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_passes_are_twice_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
     files = ("sft", "--model", "model", "--data", "chats.jsonl", "--batch-size", "10")
     twice = printed(capsys, *files, "--epochs", "2")
     assert twice["experts"]["chats"]["path"][0]["sft"]["steps"] == 20
-    exact = printed(capsys, *files, "--epochs", "2", "--steps", "3")
+    exact = printed(capsys, *files, "--steps", "3")
     assert exact["experts"]["chats"]["path"][0]["sft"]["steps"] == 3
 
 

@@ -11,7 +11,7 @@ import stamina
 
 from infra.access import basic
 from infra.errors import InfrastructureError, InputError
-from infra.processes.network import certificates
+from infra.processes.network import certificates, loosed
 
 TIMEOUT_SECONDS = 30.0
 PENDING_SECONDS = 60.0
@@ -90,10 +90,10 @@ class PrefectApi:
         self, method: str, path: str, body: dict[str, Any] | None, unknown: dict[str, Any] | None
     ) -> Any:
         try:
-            reply = httpx.request(
+            reply = loosed(httpx.request(
                 method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic(),
                 trust_env=False, verify=certificates(),
-            )  # fmt: skip
+            ))  # fmt: skip
         except httpx.ReadTimeout as error:
             kind = PrefectIsBusy if _may_repeat(method, path, body) else InfrastructureError
             raise kind(self._silent(error)) from error

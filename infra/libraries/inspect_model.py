@@ -30,6 +30,8 @@ from inspect_ai.model import (
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
 
+from infra.processes.network import loosed
+
 _MANY = 4096
 """requests at the same time: what a session takes is the gateway's to say"""
 _STOPS: Mapping[str, StopReason] = {
@@ -89,7 +91,7 @@ class PolicyAPI(ModelAPI):
             body["tools"] = [_function(tool) for tool in tools]
         headers = {"Authorization": f"Bearer {key}"}
         got = await self._client.post(f"{url}/v1/chat/completions", json=body, headers=headers)
-        answer: Any = got.json()
+        answer: Any = loosed(got).json()
         if got.status_code != 200:
             error = answer["error"]
             if error["code"] == "context_length_exceeded":

@@ -1,4 +1,5 @@
-"""Free TCP ports, what is reached without a proxy, and whose certificates are believed.
+"""Free TCP ports, what is reached without a proxy, whose certificates are believed, and how long
+answers stay in memory.
 
 HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are for the outside and stay as they are; NO_PROXY gets the
 addresses of this machine and of the stack in addition to what is in it. Programs read either
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ssl
+
+    import httpx
 
 # Below the kernel's ephemeral range, so no outgoing connection takes one between choice and use;
 # above Ray's default worker range, so another person's Ray does not either.
@@ -52,6 +55,16 @@ def certificates() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
+
+
+def loosed(reply: httpx.Response) -> httpx.Response:
+    """An answer that was read, whose memory ends with its last use. httpx binds each one and its
+    stream to each other, so they would stay until Python looks for such circles, which in a large
+    process is seldom: it counts objects, and not their bytes."""
+    import httpx
+
+    reply.stream = httpx.ByteStream(b"")
+    return reply
 
 
 _BYPASS = ("NO_PROXY", "no_proxy")

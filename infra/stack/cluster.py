@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from infra.access import bearer
 from infra.errors import InfrastructureError
 from infra.home import runtime_dir
+from infra.processes.network import loosed
 from infra.stack import Stack
 from infra.stack.flow_jobs import is_elsewhere
 
@@ -171,7 +172,7 @@ class Cluster:
         self, method: str, path: str, json: object = None, *, seconds: float = CALL_SECONDS
     ) -> httpx.Response:
         try:
-            reply = self._http.request(method, path, json=json, timeout=seconds)
+            reply = loosed(self._http.request(method, path, json=json, timeout=seconds))
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"Ray's job API at {self.dashboard} does not answer ({type(error).__name__}: "

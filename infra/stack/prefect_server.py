@@ -10,7 +10,7 @@ import stamina
 from infra.access import basic
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
-from infra.processes.network import certificates
+from infra.processes.network import certificates, loosed
 from infra.stack.flow_jobs import JOBS, PROCESS_TEMPLATE, PROCESSES, read_template
 from infra.stack.record import WORK_POOL, Stack
 
@@ -126,7 +126,7 @@ def _asked(
             )  # fmt: skip
             if not (there_already and reply.status_code == 409):
                 reply.raise_for_status()
-            return reply
+            return loosed(reply)
     raise AssertionError("stamina raises what the last try raised")
 
 

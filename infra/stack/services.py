@@ -16,7 +16,7 @@ from infra.errors import InputError
 from infra.guard import strangers_at
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE
-from infra.processes.network import unusable
+from infra.processes.network import loosed, unusable
 from infra.processes.variables import CHECK_WEIGHTS
 from infra.secret_references import environment_without_secrets, with_secrets_of_the_store
 from infra.stack.database import mlflow_env, prefect_env
@@ -109,7 +109,7 @@ def get_json(url: str) -> object:
     if strangers_at({place.port or 0}, place.hostname or ""):
         return None
     try:
-        reply = _http.get(url, headers=bearer())
+        reply = loosed(_http.get(url, headers=bearer()))
         return reply.json() if reply.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None
@@ -163,7 +163,7 @@ def _worker_is_online(stack: Stack, worker: str) -> bool:
     if strangers_at({stack.ports["prefect"]}):
         return False
     try:
-        reply = _http.post(url, json={}, headers=basic())
+        reply = loosed(_http.post(url, json={}, headers=basic()))
         workers = reply.json() if reply.status_code == 200 else []
     except (httpx.HTTPError, ValueError):
         return False

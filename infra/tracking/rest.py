@@ -20,7 +20,7 @@ import httpx
 from infra.access import basic
 from infra.errors import InfrastructureError, TributaryError
 from infra.json_text import writable
-from infra.processes.network import certificates
+from infra.processes.network import certificates, loosed
 from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, cut, mlflow_key
 
 _T = TypeVar("_T")
@@ -289,7 +289,7 @@ class MlflowRest:
         self, method: str, url: str, *, allowed: tuple[int, ...] = (), **given: Any
     ) -> httpx.Response:
         try:
-            reply = self._http.request(method, url, **given)
+            reply = loosed(self._http.request(method, url, **given))
         except httpx.HTTPError as error:
             kind = MlflowSlow if isinstance(error, httpx.ReadTimeout) else InfrastructureError
             raise kind(

@@ -1,15 +1,19 @@
-"""Proxies of the environment are for the outside."""
+"""Proxies of the environment are for the outside; answers end with their last use."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 import httpx
 import pytest
 
+from flows.running.prefect_api import PrefectApi
 from infra.processes.network import bypass, bypass_env, forget_proxies, unusable
+from infra.stack.cluster import Cluster
 from infra.stack.record import Stack
 from infra.stack.services import prefect_service_env, service_env
+from infra.tracking.rest import MlflowRest
 from tests.parts.json_server import json_server
 from tests.parts.machine import PROXIES
 
@@ -68,3 +72,24 @@ def test_services_and_jobs_bypass_the_proxy_for_the_stack_s_address(
 def test_a_router_has_no_proxy_at_all() -> None:
     forget_proxies()
     assert not [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy")]
+
+
+@pytest.mark.parametrize("what", ["MLflow", "Ray", "Prefect"])
+def test_no_answer_stays_in_memory_after_its_use(what: str) -> None:
+    said = {"run": {}, "metadata": {}, "x": "y" * 1000}
+    with json_server(lambda path, body: (200, said)) as port:
+        url = f"http://127.0.0.1:{port}"
+        ask = {
+            "MLflow": lambda: MlflowRest(url).run("r"),
+            "Ray": lambda: Cluster(url).metadata("j"),
+            "Prefect": lambda: PrefectApi(url).call("GET", "/flow_runs/r"),
+        }[what]
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                ask()
+            kept = sum(type(each) is httpx.Response for each in gc.get_objects())
+        finally:
+            gc.enable()
+    assert kept == 0

@@ -9,9 +9,10 @@ key: each turn has a line of tokens to itself while it is sampled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 from engines.agents.incremental_prompt import Meaning, appended_ids
@@ -51,11 +52,23 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class _Meant:
+    """A request's whole conversation, and what decides its place."""
+
+    messages: Messages
+    meanings: tuple[Meaning, ...]
+    tools: bytes
+    """equal for the same tools"""
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
 class _Placed:
     """Where a request continues, and what it adds there."""
 
     place: Place
     context: Messages
+    meanings: tuple[Meaning, ...]
     problem: Problem
     ids: list[int]
 
@@ -96,6 +109,18 @@ class AgentSession:
         self._answers: dict[str, Messages] = {}
         """conversations by the id of their last answer (Responses)"""
         self._out_of_context = False
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """While its client sends a request: it counts among those at the same time, as its part
+        that has come is in memory. Raises Refusal."""
+        self._refuse_if_busy()
+        coming = _UnderWay(None)
+        self._under_way.append(coming)
+        try:
+            yield
+        finally:
+            self._under_way.remove(coming)
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncGenerator[Answer]:
@@ -155,12 +180,8 @@ class AgentSession:
             said = f"a session may ask for {self._limits.counts} counts of tokens"
             raise Refusal(429, said, "rate_limit_exceeded")
         self._counted += 1
-        under_way = _UnderWay(None)
-        self._under_way.append(under_way)
-        try:
+        with self.reading():
             placed = await self._placed(request)
-        finally:
-            self._under_way.remove(under_way)
         return len(placed.place.turn.tokens) + len(placed.ids)
 
     def remember(self, name: str, request: Request, answer: Answer) -> None:
@@ -204,12 +225,11 @@ class AgentSession:
     async def _begin(self, request: Request) -> _Begun:
         """Find the turn's place, and put what leads to it into a line. Raises Refusal."""
         placed = await self._placed(request)
-        place, context, problem, ids = placed.place, placed.context, placed.problem, placed.ids
+        place, context, ids = placed.place, placed.context, placed.ids
         base = place.turn
         if any(message.role == "assistant" for message in context):
             base, ids = self.tree.find_by_tokens(place, ids)
-        meanings = self.tree.meanings(context)
-        kind = self.tree.kind(place, base, context, meanings)
+        kind = self.tree.kind(place, base, context, placed.meanings)
         total = len(base.tokens) + len(ids)
         if total >= self._host.context_length:
             self._out_of_context = True
@@ -219,8 +239,8 @@ class AgentSession:
         self._out_of_context = False
         line, kept = self._line(base, ids)
         self._in_use.append(line)
-        turn = (place.turn, context, meanings)
-        return _Begun(*turn, kind, problem, line, kept, len(line.tokens))
+        turn = (place.turn, context, placed.meanings)
+        return _Begun(*turn, kind, placed.problem, line, kept, len(line.tokens))
 
     def _line(self, base: Turn, ids: Sequence[int]) -> tuple[TokenSession, int]:
         """The line of `base` if it can go on, else a new one; and what stays without the turn."""
@@ -239,23 +259,18 @@ class AgentSession:
         """The place of a request as it is now, and the tokens that follow it. Raises Refusal."""
         before = self._answers.get(request.previous, ())
         if request.size + sum(len(message.content) for message in before) <= _LONG_TEXT:
-            return self._appended(*self._place(request))
+            meant = self._meant(request)
+            return self._appended(meant, self._place(meant))
         async with self._reading:  # one at a time, beside the event loop: the threads are few
+            meant = await asyncio.to_thread(self._meant, request)
             while True:
-                found = self._place(request)
-                placed = await asyncio.to_thread(self._appended, *found)
+                place = self._place(meant)
+                placed = await asyncio.to_thread(self._appended, meant, place)
                 self._refuse_if_over()
-                if self._place(request)[0] == placed.place:  # no other turn came or went
+                if self._place(meant) == place:  # no other turn came or went
                     return placed
 
-    def _appended(self, place: Place, context: Messages, problem: Problem) -> _Placed:
-        try:
-            ids = appended_ids(self._host.chat, problem, place.turn, context)
-        except InputError as error:
-            raise Refusal(400, str(error)) from error
-        return _Placed(place, context, problem, ids)
-
-    def _place(self, request: Request) -> tuple[Place, Messages, Problem]:
+    def _meant(self, request: Request) -> _Meant:
         messages = self._conversation(request)
         if len(messages) > MOST_PARTS:
             said = f"a conversation may have {MOST_PARTS} messages"
@@ -263,9 +278,19 @@ class AgentSession:
         if not messages or messages[-1].role == "assistant":
             raise Refusal(400, "messages: the last one must be of the user or of a tool")
         problem = replace(self._problem, tools=request.tools)
-        root = self.tree.root(_signature(request.tools))
-        place = self.tree.find(root, messages, self.tree.meanings(messages))
-        return place, messages[place.used :], problem
+        tools = _signature(request.tools)
+        return _Meant(messages, self.tree.meanings(messages), tools, problem)
+
+    def _place(self, meant: _Meant) -> Place:
+        return self.tree.find(self.tree.root(meant.tools), meant.messages, meant.meanings)
+
+    def _appended(self, meant: _Meant, place: Place) -> _Placed:
+        context, meanings = meant.messages[place.used :], meant.meanings[place.used :]
+        try:
+            ids = appended_ids(self._host.chat, meant.problem, place.turn, context)
+        except InputError as error:
+            raise Refusal(400, str(error)) from error
+        return _Placed(place, context, meanings, meant.problem, ids)
 
     def _conversation(self, request: Request) -> Messages:
         if not request.previous:
@@ -356,6 +381,6 @@ def _judged(last: Turn) -> list[Message]:
 
 
 def _signature(tools: Sequence[Tool]) -> bytes:
-    """Equal for the same tools."""
+    """Equal for the same tools. A tree keeps it of all that were named, so it is short."""
     said = [[tool.name, tool.description, tool.schema] for tool in tools]
-    return json_bytes(said, sort_keys=True)
+    return sha256(json_bytes(said, sort_keys=True)).digest()

@@ -88,15 +88,16 @@ class Exchange:
 
     async def _read(self) -> tuple[AgentSession, Request]:
         session = self._find_session(self._http)
-        try:
-            async with asyncio.timeout(self._limits.stall_s):
-                body = await self._body()
-        except TimeoutError:
-            raise Refusal(408, f"no whole request in {self._limits.stall_s:g} s") from None
-        if len(body) <= _LONG_BODY:
-            request = self._wire.request(body)
-        else:
-            request = await asyncio.to_thread(self._wire.request, body)
+        with session.reading():
+            try:
+                async with asyncio.timeout(self._limits.stall_s):
+                    body = await self._body()
+            except TimeoutError:
+                raise Refusal(408, f"no whole request in {self._limits.stall_s:g} s") from None
+            if len(body) <= _LONG_BODY:
+                request = self._wire.request(body)
+            else:
+                request = await asyncio.to_thread(self._wire.request, body)
         return session, replace(request, size=len(body))
 
     async def _body(self) -> bytes:

@@ -23,7 +23,7 @@ from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End
 from engines.types import Message, Tokens
 
-_MOST_REMEMBERED = 1 << 25
+_MOST_REMEMBERED = 1 << 23
 """characters of texts whose normal form is remembered"""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import socket
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -253,12 +255,63 @@ async def test_a_long_request_does_not_keep_others_waiting(what: str, tmp_path: 
     assert max(blocked) < 1.0, "tokens are found beside the event loop"
 
 
+async def test_a_long_call_that_comes_back_is_compared_beside_the_event_loop() -> None:
+    used = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1] * 2_000_000}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "y"}
+    asked = [("user", "x"), ("assistant", [used]), ("user", [result])]
+    body = json.dumps({"messages": [{"role": role, "content": said} for role, said in asked]})
+    async with served(session_of(Script(lambda prompt: "hi"))) as (url, key):
+        blocked: list[float] = []
+        watch = asyncio.create_task(_longest_work(blocked))
+        counted = await post(url, key, f"{ANTHROPIC}/count_tokens", body.encode())
+        watch.cancel()
+    assert counted.json()["input_tokens"] > 4_000_000
+    assert max(blocked) < 0.2
+
+
 async def _longest_work(found: list[float]) -> None:
     """Processor time of the event loop's thread between two moments at which others have a turn."""
     while True:
         began = time.thread_time()
         await asyncio.sleep(0.01)
         found.append(time.thread_time() - began)
+
+
+async def test_a_request_that_only_begins_counts_among_those_at_the_same_time() -> None:
+    """Each may bring 8 MiB into the stage's memory before it is whole."""
+    session = session_of(Script(lambda prompt: "hi"), limits=SessionLimits(parallel=2))
+    async with served(session) as (url, key):
+        host, port = url.removeprefix("http://").split(":")
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        sent = head.encode() + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1000
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        for _, writer in opened:
+            writer.write(sent)
+        first = [asyncio.create_task(reader.readline()) for reader, _ in opened]
+        done, waiting = await asyncio.wait(first, timeout=10, return_when="FIRST_COMPLETED")
+        assert [b"429" in each.result() for each in done] == [True]
+        assert len(waiting) == 2
+        for _, writer in opened:
+            writer.close()
+        await asyncio.wait(waiting)
+        assert (await post(url, key, CHAT, HELLO)).status_code == 200
+
+
+async def test_tools_that_requests_name_are_not_kept() -> None:
+    session = session_of(Script(lambda prompt: "hi"))
+    async with served(session) as (url, key):
+        tracemalloc.start()
+        try:
+            for number in range(8):
+                schema = {"type": "object", "properties": {f"{number}" * 2_000_000: {}}}
+                body = HELLO | {"tools": [{"name": "t", "input_schema": schema}]}
+                path = f"{ANTHROPIC}/count_tokens"
+                assert (await post(url, key, path, body)).status_code == 200
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert kept < 6_000_000
 
 
 async def test_counting_tokens_has_the_limits_of_a_session() -> None:

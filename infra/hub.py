@@ -29,7 +29,7 @@ _REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md"]
 """of a model's files; other formats and files in folders are neither downloaded nor pushed"""
-_FRONT = re.compile(r"\A\s*---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
+_FRONT = re.compile(r"\A\s*---[^\S\n]*\n(.*?)\n---[^\S\n]*$", re.DOTALL | re.MULTILINE)
 MOST_FRONT = 1 << 20
 """of the beginning of a card, which is all that `front_matter` needs"""
 MOST_DEEP = 64

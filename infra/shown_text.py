@@ -124,7 +124,7 @@ def _number(found: re.Match[str]) -> str:
 
 
 _HELD = re.compile(
-    r"(\b[a-z][a-z0-9+.-]*://[^/\s:@]+:)[^/\s@]+(?=@)"
+    r"(\b(?i:[a-z][a-z0-9+.-]{0,40})://[^/\s:@]*:)[^/\s@]+(?=@)"
     r"|\b((?i:AccountKey|SharedAccessKey|SharedAccessSignature)=)[^;\s\"'`]{8,}"
     r"|([?&;](?i:sig|signature|x-(?:amz|goog)-(?:signature|security-token|credential))=)"
     r"[^&;\s\"'`]{8,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -79,6 +80,13 @@ def test_the_head_of_a_card_from_anywhere_is_read_in_no_time_or_refused(
     with pytest.raises(ValueError):  # noqa: PT011 of several libraries
         front_matter((tmp_path / "README.md").read_text())
     assert licence_of(tmp_path) == "unknown"
+
+
+@pytest.mark.parametrize("text", ["---" + "\n" * 200_000, "---\n" + "\n--- x" * 100_000])
+def test_a_card_that_only_begins_its_front_is_read_in_linear_time(text: str) -> None:
+    began = time.process_time()
+    assert front_matter(text) is None
+    assert time.process_time() - began < 5
 
 
 def test_a_model_is_looked_at_without_downloading_its_weights(hub: Hub, base: Path) -> None:

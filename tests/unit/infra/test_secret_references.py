@@ -66,6 +66,8 @@ def test_a_token_written_out_is_refused_without_being_repeated(
     "address",
     [
         f"s3://AKID:{CANARY}@bucket/store",
+        f"redis://:{CANARY}@cache/0",
+        f"HTTPS://user:{CANARY}@lab.example/rows",
         f"abfs://c@lab.dfs.core.windows.net/x?sv=2024&sig={CANARY}%2Bx%3D&se=2027",
         f"DefaultEndpointsProtocol=https;AccountName=lab;AccountKey={CANARY}0000==;Endpoint=x",
         f"https://lab.blob.core.windows.net/c?SharedAccessSignature={CANARY}0000",

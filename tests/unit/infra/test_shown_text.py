@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import resource
+import time
 import unicodedata
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from infra.shown_text import (
     markdown_code,
     markdown_table,
     markdown_text,
+    masked,
     shown,
     shown_line,
 )
@@ -209,6 +211,14 @@ def test_a_card_holds_no_markup_of_a_model_that_came_from_elsewhere() -> None:
         "How to load it", "Scores", "Licence", "Lineage", "Recipe",
     ]  # fmt: skip
     assert card("m", {"architectures": "Qwen3", "model_type": "qwen3"}, "mit", [], None)
+
+
+def test_a_long_text_is_searched_for_secrets_in_linear_time() -> None:
+    """An error may quote any text."""
+    began = time.process_time()
+    for text in ("a." * 200_000, "?a-" + "a-" * 200_000, "a://b:" * 70_000):
+        assert masked(text) == text
+    assert time.process_time() - began < 5
 
 
 def test_a_failure_that_quotes_a_model_calls_nobody_in_a_chat() -> None:

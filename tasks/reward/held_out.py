@@ -70,6 +70,8 @@ def report_of(
     an answer that is good or bad counts as one that is compared with a reward of 0."""
     gaps, margins, longer = list[float](), list[float](), list[int]()
     said = iter(rewards)
+    # Where the data say margins, one of 0 is the least of them.
+    has_margins = any(each.margin for each in asked)
     errors, scores = list[float](), list[float]()
     for each in asked:
         given = [next(said) for _ in each.answers]
@@ -83,7 +85,8 @@ def report_of(
         for better, worse in permutations(range(len(given)), 2):
             if each.worth[better] > each.worth[worse]:
                 gaps.append(given[better] - given[worse])
-                margins.append(each.margin or each.worth[better] - each.worth[worse])
+                apart = each.worth[better] - each.worth[worse]
+                margins.append(each.margin if has_margins else apart)
                 sizes = [len(each.answers[side].tokens) for side in (better, worse)]
                 longer.append(sizes[0] - sizes[1])
     return _of_scores(errors, scores) if errors else held_out_report(gaps, margins, longer)

@@ -74,6 +74,10 @@ def test_lists_good_answers_and_scores_are_reported() -> None:
     assert found == held_out_report([1.0, -0.5, 0.3], [2.0, 2.0, 1.0], [2, 1, 0])
     pair = report_of("pairs", [of_sizes([1, 0], [3, 5], margin=0.4)], [1.0, 0.0])
     assert pair == held_out_report([1.0], [0.4], [-2])
+    near = [of_sizes([1, 0], [3, 3], margin=margin) for margin in (0.0, 0.4)]
+    slightly = report_of("pairs", near, [0.0, 1.0, 1.0, 0.0])
+    assert slightly == held_out_report([-1.0, 1.0], [0.0, 0.4], [0, 0])
+    assert slightly.figures["accuracy_small_margin"] == 0
     good = [of_sizes([worth], [3]) for worth in (1.0, 0.0, 0.5, 0.2)]
     alone = report_of("goodness", good, [2.0, 1.0, 9.0, -3.0])
     assert alone == held_out_report([2.0, -1.0, 3.0], [0.0] * 3, [0] * 3)

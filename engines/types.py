@@ -204,9 +204,10 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the trainable samples' rewards differ: else every group advantage is zero."""
-        rewards = [s.reward for s in self.samples if s.status in TRAINABLE]
-        return len(rewards) > 1 and max(rewards) - min(rewards) > EQUAL_WITHIN
+        """Whether rewards differ, a malformed one being at most the least: else none can teach."""
+        kept = [s for s in self.samples if s.status in TRAINABLE]
+        others = [s.reward for s in kept if s.status is not Status.MALFORMED]
+        return bool(others) and max(others) - min(s.reward for s in kept) > EQUAL_WITHIN
 
 
 def one_per_rollout(samples: Sequence[Sample]) -> list[Sample]:
@@ -290,8 +291,7 @@ class Transcript:
 class Rollout:
     """One generation attempt: what can be trained on, and what was judged.
 
-    All samples have its id, status and reward. They share its weight in every mean, so a rollout
-    that branched counts as much as one that did not.
+    All samples have its id, status and reward, and share its weight in every mean.
     """
 
     samples: tuple[Sample, ...]

@@ -15,7 +15,7 @@ from engines.megatron.rl.pairs import NoPairsError, pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch
 from engines.megatron.rl.rl_step import train_on
 from engines.step_inputs import StepInputs
-from engines.types import Status
+from engines.types import Group, Problem, Status
 from tests.unit.engines.megatron.test_rl_batch import sample
 
 pytestmark = pytest.mark.unit
@@ -99,6 +99,21 @@ def test_a_rollout_that_broke_a_protocol_is_never_the_better_one(
     assert worth[batch.trained()].tolist() == [1.0, 1.0, -1.0, -1.0]
     with pytest.raises(NoPairsError):
         RlBatch.of(made[:2] if rewards[0] <= 0 else [BROKEN, BROKEN], algorithm)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "has_signal"),
+    [([-0.5, -0.5], False), ([-0.5, -0.25], True), ([0.5, 0.5], True), ([0.0], False), ([], False)],
+)
+def test_a_filter_sees_the_signal_that_advantages_have(
+    rewards: list[float], has_signal: bool
+) -> None:
+    """Those that broke a protocol have 0, and count at most as the least of their group."""
+    made = [BROKEN, sample("n", status=Status.MALFORMED)]
+    made += [sample(f"r{n}", reward) for n, reward in enumerate(rewards)]
+    assert Group(Problem("p", "d", ()), made).has_signal == has_signal
+    batch = RlBatch.of(made, Algorithm())
+    assert batch.targets(Algorithm(), None, None).advantages.any() == has_signal
 
 
 def test_which_rollout_is_better_follows_from_the_whole_group() -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,8 @@ def compile_problem() -> str:
     """Why no kernel can be compiled here; empty if one was."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         return "g++ is missing: SGLang compiles kernels when a server starts"
+    if problem := launcher_problem():
+        return problem
     found = toolkit()
     if found is None:
         return "no CUDA compiler: neither CUDA_HOME, nor the lock's packages, nor nvcc on the PATH"
@@ -204,8 +207,10 @@ def compile_problem() -> str:
         (Path(folder) / "kernel.cu").write_text(_KERNEL)
         library = str(Path(folder) / "kernel.so")
         # The two steps of SGLang: its linker is g++, with the toolkit's lib64 and nothing else.
+        # FlashInfer's kernels, for attention and for `top_p`, are linked to the driver as well.
+        driver = [f"-L{found}/lib64/stubs", "-lcuda"] if has_cuda() else []
         compiled = [str(found / "bin/nvcc"), "-c", "-Xcompiler", "-fPIC", "kernel.cu", "-o", "k.o"]
-        linked = ["g++", "-shared", "k.o", f"-L{found}/lib64", "-lcudart", "-o", library]
+        linked = ["g++", "-shared", "k.o", f"-L{found}/lib64", "-lcudart", *driver, "-o", library]
         for command in (compiled, linked):
             try:
                 done = subprocess.run(
@@ -217,7 +222,18 @@ def compile_problem() -> str:
                 return f"{command[0]} does not run: {error}"
             if done.returncode != 0:
                 told = (done.stderr or done.stdout).strip().splitlines()
-                return f"{command[0]}: {told[-1] if told else f'exit code {done.returncode}'}"
+                told = [line for line in told if "cannot find" in line] or told[-1:]
+                return f"{command[0]}: {told[0] if told else f'exit code {done.returncode}'}"
+    return ""
+
+
+def launcher_problem() -> str:
+    """Why Triton cannot compile the part of it that starts kernels; empty if it can. It does so in
+    each environment once, at the first kernel of a rank or a server."""
+    if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang"))):
+        return "gcc is missing: Triton compiles what starts its kernels"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python.h is missing: Triton compiles what starts its kernels"
     return ""
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engines.megatron.spec import KernelChoice
-from infra.cuda import has_cuda
+from infra.cuda import has_cuda, launcher_problem
 from infra.errors import InputError
 
 _FLASH_4 = "FA4"
@@ -72,13 +72,13 @@ def _found(*, asked: bool) -> Kernels:
         there = shutil.which("g++") is not None
         return Kernels(there, missing=() if there else ("torch.compile (g++ is not installed)",))
     missing = list[str]()
-    compiled = find_spec("triton") is not None
-    if not compiled:
-        missing.append("torch.compile (triton is not installed)")
+    lacks = launcher_problem() if find_spec("triton") is not None else "triton is not installed"
+    if lacks:
+        missing.append(f"torch.compile ({lacks})")
     attention, why = _flash_4()
     if why:
         missing.append(f"flash attention 4 ({why})")
-    return Kernels(compiled, attention, tuple(missing))
+    return Kernels(not lacks, attention, tuple(missing))
 
 
 def _flash_4() -> tuple[str, str]:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,8 +70,15 @@ def kernels() -> Check:
     problem = compile_problem()
     if not problem:
         return Check("kernels", True, "one compiled for the GPU", "")
-    repair = "install g++ (Debian: `apt-get install g++`)" if "g++" in problem else _reinstall()
-    return Check("kernels", False, problem, repair)
+    repairs = (repair for found, repair in _REPAIRS.items() if re.search(found, problem))
+    return Check("kernels", False, problem, next(repairs, _reinstall()))
+
+
+_REPAIRS = {
+    r"-lcuda\b": "let the linker find the driver's library: a link libcuda.so beside libcuda.so.1",
+    "is missing": "install g++ and Python's headers (Debian: `apt-get install g++ python3-dev`)",
+}
+"""by a pattern of the problem; any other one is repaired by a new installation"""
 
 
 def torch_build() -> Check:

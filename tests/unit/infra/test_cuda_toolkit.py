@@ -12,7 +12,7 @@ import pytest
 
 from engines.sglang.servers import host
 from infra import cuda
-from infra.cuda import compile_problem, toolkit
+from infra.cuda import compile_problem, has_driver_library, toolkit
 
 pytestmark = [
     pytest.mark.unit,
@@ -54,7 +54,7 @@ def test_the_packages_become_a_toolkit_that_links(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(packages))
-    assert "cannot find -lcudart" in compile_problem() or "ld returned" in compile_problem()
+    assert "cannot find -lcudart" in compile_problem()
     monkeypatch.delenv("CUDA_HOME")
     cuda.use_toolkit()
     found = Path(os.environ["CUDA_HOME"])
@@ -63,6 +63,31 @@ def test_the_packages_become_a_toolkit_that_links(
     assert compile_problem() == ""
     path = os.environ["PATH"].split(os.pathsep)
     assert path[:2] == [str(found / "bin"), str(Path(sys.executable).parent)]
+
+
+def test_what_flashinfer_links_its_kernels_to_has_to_be_there(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command ends in `-L$cuda_home/lib64 -L$cuda_home/lib64/stubs -lcudart -lcuda`."""
+    monkeypatch.setattr(cuda, "has_cuda", lambda: True)
+    cuda.use_toolkit()
+    stubs = Path(os.environ["CUDA_HOME"]) / "lib64/stubs"
+    if not has_driver_library():
+        assert "cannot find -lcuda" in compile_problem()
+    stubs.mkdir()
+    (stubs / "libcuda.so").symlink_to(packages / "lib/libcudart.so.99")
+    assert compile_problem() == ""
+
+
+def test_python_headers_are_missed_before_triton_needs_them(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles its driver.c, which includes Python.h; Debian's python3 comes without."""
+    cuda.use_toolkit()
+    monkeypatch.setattr(cuda.sysconfig, "get_path", lambda _: str(tmp_path))
+    assert "Python.h is missing" in compile_problem()
+    (tmp_path / "Python.h").touch()
+    assert compile_problem() == ""
 
 
 def test_links_of_an_earlier_installation_are_replaced(packages: Path) -> None:

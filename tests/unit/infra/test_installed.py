@@ -76,7 +76,11 @@ def test_a_host_that_cannot_compile_kernels_is_told_what_to_install(
     assert installed.kernels().detail == "nothing is compiled on a CPU"
     monkeypatch.setattr(installed, "has_cuda", lambda: True)
     monkeypatch.setattr(installed, "compile_problem", lambda: "g++ is missing")
-    assert installed.kernels().repair == "install g++ (Debian: `apt-get install g++`)"
+    assert "apt-get install g++ python3-dev" in installed.kernels().repair
+    monkeypatch.setattr(
+        installed, "compile_problem", lambda: "g++: ld: cannot find -lcuda: No such"
+    )
+    assert "libcuda.so.1" in installed.kernels().repair
     monkeypatch.setattr(installed, "compile_problem", lambda: "no CUDA compiler")
     assert installed.kernels().repair == "`make clean install LOCK=locks/cuda.txt`"
 

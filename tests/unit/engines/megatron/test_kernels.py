@@ -59,6 +59,17 @@ def test_a_cpu_computes_with_plain_kernels_unless_fused_ones_are_asked_for(
     assert choose("plain") == Kernels() == in_use()
 
 
+def test_a_gpu_whose_host_cannot_compile_what_starts_kernels_computes_with_plain_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton would fail in the middle of the first step."""
+    Chip(monkeypatch, 8)
+    monkeypatch.setattr(kernels, "launcher_problem", lambda: "Python.h is missing")
+    assert not choose("auto").compiled
+    with pytest.raises(InputError, match=r"no torch.compile \(Python.h is missing\)"):
+        choose("fused")
+
+
 @pytest.mark.parametrize(("generation", "name"), [(8, ""), (9, "FA4"), (10, "FA4"), (12, "")])
 def test_a_chip_gets_the_flash_attention_of_its_generation(
     generation: int, name: str, monkeypatch: pytest.MonkeyPatch

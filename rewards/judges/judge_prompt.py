@@ -167,16 +167,18 @@ def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Mes
     return (*system, Message("user", filled(settings.prompt, transcript)))
 
 
-def read_verdict(settings: JudgeQuestion, said: str) -> Verdict:
-    """By the pattern, or the choice that the answer is. Raises ValueError for an answer without a
-    score, unless `unreadable` says what that is."""
+def read_verdict(settings: JudgeQuestion, said: str, *, is_whole: bool = True) -> Verdict:
+    """By the pattern, or the choice that the answer is; one that was cut off has no score, as its
+    last number may be half of one. Raises ValueError for an answer without a score, unless
+    `unreadable` says what that is."""
     reason = f"the judge: {said.strip()[:SHOWN]!r}"
     text = said.strip() if settings.pattern is None else _matched(settings.pattern, said)
-    score = None if text is None else _score(settings, text)
+    score = None if text is None or not is_whole else _score(settings, text)
     if score is None:
         score = settings.unreadable
         if score is None:
-            raise ValueError(f"its answer holds no score: {said.strip()[:SHOWN]!r}")
+            why = "holds no score" if is_whole else "was cut off: raise `max_new_tokens`"
+            raise ValueError(f"its answer {why}: {said.strip()[:SHOWN]!r}")
     return Verdict(score, reason=reason)
 
 

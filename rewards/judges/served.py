@@ -34,8 +34,8 @@ class AsksModel(Protocol):
         temperature: float,
         seed: int,
         timeout_s: float,
-    ) -> str:
-        """What the model says next, without its thought."""
+    ) -> tuple[str, bool]:
+        """What the model says next, without its thought, and whether it came to its end."""
         ...
 
     async def choice_logprobs(
@@ -85,14 +85,14 @@ class Judge:
             return await self._by_choice(asked)
 
         async def vote(number: int) -> Verdict:
-            said = await self._model.answer(
+            said, is_whole = await self._model.answer(
                 asked,
                 max_new_tokens=self._settings.max_new_tokens,
                 temperature=self._settings.temperature,
                 seed=seed_of(transcript, number),
                 timeout_s=self._timeout_s,
             )
-            return read_verdict(self._settings, said)
+            return read_verdict(self._settings, said, is_whole=is_whole)
 
         return await voted(self._settings, vote)
 
@@ -132,7 +132,8 @@ class RewardModel:
         self._settings, self._model, self._timeout_s = settings, model, timeout_s
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        problem = replace(transcript.problem, thinking=None)
+        given = tuple(replace(each, reasoning=None) for each in transcript.problem.messages)
+        problem = replace(transcript.problem, messages=given, thinking=None)
         turns = said(transcript)
         outputs = await self._model.outputs(problem, turns, timeout_s=self._timeout_s)
         at = self._settings.output

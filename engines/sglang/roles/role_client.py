@@ -72,8 +72,9 @@ class RoleClient:
         temperature: float,
         seed: int,
         timeout_s: float,
-    ) -> str:
-        """What the model says next, without its thought. Raises InputError, EngineError."""
+    ) -> tuple[str, bool]:
+        """What the model says next, without its thought, and whether it came to its end. Raises
+        InputError, EngineError."""
         held = self._connected
         problem = held.chat.decided(problem)
         prompt = held.chat.prompt_ids(problem)
@@ -90,7 +91,7 @@ class RoleClient:
             made = await held.client.generate(prompt, sampling)
         if made.finish == "abort":
             raise EngineError(f"{self._role}: its answer was interrupted")
-        return held.chat.parse(problem, made.token_ids).content
+        return held.chat.parse(problem, made.token_ids).content, made.finish == "stop"
 
     async def choice_logprobs(
         self, problem: Problem, choices: Sequence[str], *, timeout_s: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,9 +31,9 @@ class Model:
         self.said, self.numbers = said, list(logprobs)
         self.asked: list[Any] = []
 
-    async def answer(self, problem: Problem, **more: Any) -> str:
+    async def answer(self, problem: Problem, **more: Any) -> tuple[str, bool]:
         self.asked.append((problem, more))
-        return self.said
+        return self.said, not self.said.endswith("…")
 
     async def choice_logprobs(
         self, problem: Problem, choices: Sequence[str], *, timeout_s: float
@@ -48,7 +49,7 @@ class Model:
 
 
 class Silent(Model):
-    async def answer(self, problem: Problem, **more: Any) -> str:
+    async def answer(self, problem: Problem, **more: Any) -> tuple[str, bool]:
         raise ConnectionError("nobody is there")
 
 
@@ -79,9 +80,9 @@ async def test_the_same_rollout_is_judged_with_the_same_seed() -> None:
 class Voting(Model):
     """Each vote says the next of its answers."""
 
-    async def answer(self, problem: Problem, **more: Any) -> str:
+    async def answer(self, problem: Problem, **more: Any) -> tuple[str, bool]:
         self.asked.append(more["seed"])
-        return self.said.split("|")[len(self.asked) - 1]
+        return self.said.split("|")[len(self.asked) - 1], True
 
 
 VOTES = {**ASK, "scale": [0, 10], "temperature": 1.0, "votes": 3}
@@ -116,6 +117,24 @@ async def test_an_answer_without_a_score_raises_or_has_the_score_that_was_named(
     with pytest.raises(ValueError, match="holds no score"):
         await score({**ASK, "scale": [0, 10]}, Model(said))
     assert (await score({**ASK, "scale": [0, 10], "unreadable": 0}, Model(said))).score == 0
+
+
+async def test_a_score_is_not_read_from_half_a_number() -> None:
+    """Of `Score: 10`, cut off behind the 1."""
+    with pytest.raises(ValueError, match="was cut off: raise `max_new_tokens`: 'Score: 1"):
+        await score({**ASK, "scale": [0, 10]}, Model("Score: 1…"))
+    assert (await score({**ASK, "unreadable": 0.25}, Model("Score: 1…"))).score == 0.25
+
+
+async def test_a_reward_model_is_shown_no_thought_of_the_prompt_either() -> None:
+    said = replace(PROBLEM.messages[0], role="assistant", reasoning="so")
+    problem = replace(PROBLEM, messages=(said, *PROBLEM.messages), thinking=True)
+    model = Model(logprobs=[1.0])
+    judged = replace(transcript(), problem=problem)
+    await build_served("reward-model", {}, model, 5.0)(judged)
+    ((asked, _),) = model.asked
+    assert asked.messages == (replace(said, reasoning=None), *PROBLEM.messages)
+    assert asked.thinking is None
 
 
 async def test_a_pattern_with_choices_reads_one_of_them() -> None:

@@ -169,15 +169,16 @@ def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Mes
 
 def read_verdict(settings: JudgeQuestion, said: str, *, is_whole: bool = True) -> Verdict:
     """By the pattern, or the choice that the answer is; one that was cut off has no score, as its
-    last number may be half of one. Raises ValueError for an answer without a score, unless
-    `unreadable` says what that is."""
+    last number may be half of one, or in a thought. Raises ValueError for an answer without a
+    score, unless `unreadable` says what that is."""
     reason = f"the judge: {said.strip()[:SHOWN]!r}"
     text = said.strip() if settings.pattern is None else _matched(settings.pattern, said)
     score = None if text is None or not is_whole else _score(settings, text)
     if score is None:
         score = settings.unreadable
         if score is None:
-            why = "holds no score" if is_whole else "was cut off: raise `max_new_tokens`"
+            cut = "was cut off, or its thought does not end: raise `max_new_tokens`"
+            why = "holds no score" if is_whole else cut
             raise ValueError(f"its answer {why}: {said.strip()[:SHOWN]!r}")
     return Verdict(score, reason=reason)
 

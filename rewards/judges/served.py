@@ -35,7 +35,8 @@ class AsksModel(Protocol):
         seed: int,
         timeout_s: float,
     ) -> tuple[str, bool]:
-        """What the model says next, without its thought, and whether it came to its end."""
+        """What the model says next, without its thought, and whether that is all of it: of a turn
+        that was cut off or is broken, a thought may be in it."""
         ...
 
     async def choice_logprobs(

@@ -73,8 +73,8 @@ class RoleClient:
         seed: int,
         timeout_s: float,
     ) -> tuple[str, bool]:
-        """What the model says next, without its thought, and whether it came to its end. Raises
-        InputError, EngineError."""
+        """What the model says next, without its thought, and whether that is all of it: of a turn
+        that was cut off or is broken, a thought may be in it. Raises InputError, EngineError."""
         held = self._connected
         problem = held.chat.decided(problem)
         prompt = held.chat.prompt_ids(problem)
@@ -91,7 +91,8 @@ class RoleClient:
             made = await held.client.generate(prompt, sampling)
         if made.finish == "abort":
             raise EngineError(f"{self._role}: its answer was interrupted")
-        return held.chat.parse(problem, made.token_ids).content, made.finish == "stop"
+        said = held.chat.parse(problem, made.token_ids)
+        return said.content, made.finish == "stop" and not said.error
 
     async def choice_logprobs(
         self, problem: Problem, choices: Sequence[str], *, timeout_s: float

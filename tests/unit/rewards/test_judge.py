@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
-from engines.types import Message, Problem, Status, ToolCall, Transcript
+from engines.chat import Chat
+from engines.sglang.roles.role_client import RoleClient
+from engines.types import Finish, Generation, Message, Problem, Status, ToolCall, Transcript
+from engines.weight_versions import WeightVersions
 from rewards.judges.served import JudgeSettings, build_served, question
 from rewards.rubric import Rubric, Term
+from tests.parts.chat_parts import LLAMA_TOKENS, R1_IN_HEADER, chat_folder
 
 pytestmark = pytest.mark.unit
 
@@ -121,9 +130,38 @@ async def test_an_answer_without_a_score_raises_or_has_the_score_that_was_named(
 
 async def test_a_score_is_not_read_from_half_a_number() -> None:
     """Of `Score: 10`, cut off behind the 1."""
-    with pytest.raises(ValueError, match="was cut off: raise `max_new_tokens`: 'Score: 1"):
+    with pytest.raises(ValueError, match=r"was cut off, .* raise `max_new_tokens`: 'Score: 1"):
         await score({**ASK, "scale": [0, 10]}, Model("Score: 1…"))
     assert (await score({**ASK, "unreadable": 0.25}, Model("Score: 1…"))).score == 0.25
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "is_whole"),
+    [
+        ("so\n</think>\n\nScore: 4<|eot|>", "stop", True),
+        ("so\n</think>\n\nScore: 1", "length", False),
+        ("3 at first. Score: 3", "length", False),
+        ("Score: 3<|eot|>", "stop", False),
+    ],
+)
+async def test_of_a_thought_that_does_not_end_nothing_is_read(
+    tmp_path: Path, said: str, finish: Finish, *, is_whole: bool
+) -> None:
+    chat = Chat.load(chat_folder(tmp_path, R1_IN_HEADER, LLAMA_TOKENS, "<|eot|>"))
+    tokens = np.array(Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(said).ids)
+
+    async def generate(prompt: object, sampling: object) -> Generation:
+        logprobs = np.zeros(len(tokens), np.float32)
+        return Generation(tokens, logprobs, WeightVersions.of_runs([(0, len(tokens))]), finish)
+
+    judge, held = RoleClient("judge"), SimpleNamespace(generate=generate, refusal=None)
+    judge._open = cast("Any", SimpleNamespace(
+        chat=chat, client=held, scorer=SimpleNamespace(last_trouble=""),
+        places=asyncio.Semaphore(1), address=SimpleNamespace(context_length=999),
+    ))  # fmt: skip
+    more = {"max_new_tokens": 64, "temperature": 0.0, "seed": 0, "timeout_s": 5.0}
+    text, found = await judge.answer(PROBLEM, **more)
+    assert (found, "Score" in text) == (is_whole, True)
 
 
 async def test_a_reward_model_is_shown_no_thought_of_the_prompt_either() -> None:

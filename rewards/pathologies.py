@@ -17,7 +17,7 @@ import regex
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
 from rewards.built_in_rewards import PATHOLOGIES, Pathology
-from rewards.text import TAGS, assistant_turns, has_text, sentences_of
+from rewards.text import TAGS, assistant_turns, has_text, is_cut_in_thought, sentences_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +212,8 @@ def _empty_thoughts(transcript: Transcript) -> float:
 
 
 def _endless_thoughts(transcript: Transcript) -> float:
-    """1 if the budget ran out in a thought: such a turn is not parsed, so its text is whole."""
-    turns = assistant_turns(transcript)
-    if transcript.status is not Status.TRUNCATED or not turns:
-        return 0.0
-    last = turns[-1]
-    is_whole = last.reasoning is None and "</think>" not in last.content
-    begun = bool(transcript.problem.thinking) or "<think>" in last.content
-    return float(is_whole and begun and has_text(last.content))
+    """1 if the budget ran out in a thought."""
+    return float(is_cut_in_thought(transcript))
 
 
 _REFUSES = re.compile(

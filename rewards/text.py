@@ -4,6 +4,7 @@ shape: its length, its repetitions, its format."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import regex
 
@@ -115,6 +116,24 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 def assistant_turns(transcript: Transcript) -> list[Message]:
     return [message for message in transcript.messages if message.role == "assistant"]
+
+
+def is_cut_in_thought(transcript: Transcript) -> bool:
+    """Whether the budget ran out in a thought: such a turn is not parsed, so its text is whole."""
+    last = transcript.messages[-1] if transcript.messages else None
+    if transcript.status is not Status.TRUNCATED or last is None or last.role != "assistant":
+        return False
+    is_whole = last.reasoning is None and not last.tool_calls and "</think>" not in last.content
+    begun = bool(transcript.problem.thinking) or "<think>" in last.content
+    return is_whole and begun and has_text(last.content)
+
+
+def spoken(transcript: Transcript) -> Transcript:
+    """The same without a thought that the budget cut off, which is no answer."""
+    if not is_cut_in_thought(transcript):
+        return transcript
+    *before, last = transcript.messages
+    return replace(transcript, messages=(*before, replace(last, content="")))
 
 
 class Length:

@@ -15,6 +15,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from engines.types import Json, Message, Transcript, Verdict
 from infra.config import Config
 from infra.json_text import value_text
+from rewards.text import spoken
 
 PLACES = ("question", "answer", "conversation", "reference")
 
@@ -164,7 +165,7 @@ _SEARCH_S = 1.0
 def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Message, ...]:
     """What the judge is asked. Raises ValueError."""
     system = (Message("system", settings.system),) if settings.system else ()
-    return (*system, Message("user", filled(settings.prompt, transcript)))
+    return (*system, Message("user", filled(settings.prompt, spoken(transcript))))
 
 
 def read_verdict(settings: JudgeQuestion, said: str, *, is_whole: bool = True) -> Verdict:

@@ -18,6 +18,7 @@ from rewards.judges.judge_prompt import (
     seed_of,
     voted,
 )
+from rewards.text import spoken
 
 JUDGE, REWARD_MODEL = "judge", "reward-model"
 
@@ -135,7 +136,7 @@ class RewardModel:
     async def __call__(self, transcript: Transcript) -> Verdict:
         given = tuple(replace(each, reasoning=None) for each in transcript.problem.messages)
         problem = replace(transcript.problem, messages=given, thinking=None)
-        turns = said(transcript)
+        turns = said(spoken(transcript))
         outputs = await self._model.outputs(problem, turns, timeout_s=self._timeout_s)
         at = self._settings.output
         if at >= len(outputs):

@@ -164,6 +164,29 @@ async def test_of_a_thought_that_does_not_end_nothing_is_read(
     assert (found, "Score" in text) == (is_whole, True)
 
 
+@pytest.mark.parametrize(
+    ("last", "status", "thinking", "shown"),
+    [
+        (Message("assistant", "so 4"), Status.TRUNCATED, True, ""),
+        (Message("assistant", "so 4"), Status.TRUNCATED, False, "so 4"),
+        (Message("assistant", "<think>\nso 4"), Status.TRUNCATED, None, ""),
+        (Message("assistant", "It is 4", reasoning="so"), Status.TRUNCATED, True, "It is 4"),
+        (Message("assistant", "It is 4"), Status.COMPLETED, True, "It is 4"),
+    ],
+)
+async def test_a_thought_that_the_budget_cut_off_is_no_answer(
+    last: Message, status: Status, *, thinking: bool | None, shown: str
+) -> None:
+    problem = replace(PROBLEM, thinking=thinking)
+    cut = replace(transcript(last), problem=problem, status=status)
+    model = Model("Score: 1", [1.0])
+    await build_served("reward-model", {}, model, 5.0)(cut)
+    await build_served("judge", ASK, model, 5.0)(cut)
+    (_, turns), (asked, _) = model.asked
+    assert turns == [Message("assistant", shown)]
+    assert asked.messages == (Message("user", f"Q: 2+2 A: {shown} R: 4"),)
+
+
 async def test_a_reward_model_is_shown_no_thought_of_the_prompt_either() -> None:
     said = replace(PROBLEM.messages[0], role="assistant", reasoning="so")
     problem = replace(PROBLEM, messages=(said, *PROBLEM.messages), thinking=True)

@@ -155,7 +155,10 @@ def explain(error: Exception, name: str) -> TributaryError:
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return InputError(f"{name} has to be asked of the hub, and HF_HUB_OFFLINE is set: unset it")
+        return InputError(
+            f"{name} has to be asked of the hub, and HF_HUB_OFFLINE is set: unset it, and start the"
+            " stack again (`tributary down`, `tributary up`), whose jobs have its environment"
+        )
     if isinstance(error, errors.GatedRepoError):
         return InputError(
             f"{name} is gated: accept its terms on its page, and set HF_TOKEN to a token of that"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +16,7 @@ from flows.load import load_recipe
 from flows.recipe import Recipe
 from flows.running.new_run import pinned_arguments, pinned_recipe, recipe_as_on_record
 from infra.errors import InputError, StorageError
+from infra.home import SOURCE_ROOT
 from infra.hub import front_matter, hub_name, pinned, snapshot, upload_model
 from tasks.base.import_folder import import_model
 from tasks.durable.stage_identity import folder_fingerprint
@@ -190,3 +193,20 @@ def test_a_hub_out_of_reach_may_be_tried_again(hub: Hub, monkeypatch: pytest.Mon
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
         pinned("hf:org/small")
+
+
+@pytest.mark.parametrize(
+    ("target", "is_offline"), [("demo", False), ("real", False), ("test", True)]
+)
+def test_a_stack_that_make_leaves_behind_may_ask_the_hub(target: str, is_offline: bool) -> None:
+    """Its jobs have the environment that it was started with, and fetch what is asked for next."""
+    env = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE" and "MAKE" not in k}
+    found = subprocess.run(
+        ["make", "-np", target],
+        cwd=SOURCE_ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ("\nHF_HUB_OFFLINE = 1\n" in found.stdout) is is_offline

@@ -65,6 +65,8 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     }
     if scores:
         data["evaluate"] = scores
+    if asked.lm_folder and not asked.lm_tasks:
+        raise InputError("--lm-eval-folder: name its tasks by --lm-eval, too")
     if asked.lm_tasks:
         folder_of = {"folder": asked.lm_folder} if asked.lm_folder else {}
         data["lm_eval"] = {"tasks": list(asked.lm_tasks), **folder_of}

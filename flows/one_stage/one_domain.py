@@ -114,10 +114,14 @@ def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
     rewards, more = _rewards(asked, ours.reward)
     options = {} if asked.domain else {"options": _prompt_files(asked)}
     written: dict[str, Any] = {"curriculum": {"name": name, **options}, "rewards": rewards}
-    written["max_new_tokens"] = asked.max_new_tokens or ours.max_new_tokens
+    written["max_new_tokens"] = _budget(asked, ours.max_new_tokens)
     if ours.max_turns > 1:
         written["max_turns"] = ours.max_turns
     return written, list(dict.fromkeys([*hooks, *more]))
+
+
+def _budget(asked: OneStage, usual: int) -> int:
+    return usual if asked.max_new_tokens is None else asked.max_new_tokens
 
 
 def _wording(asked: OneStage) -> dict[str, str]:
@@ -148,9 +152,10 @@ def _check_files(asked: OneStage) -> None:
     for named, text in _wording(asked).items():
         option = "--pattern" if named == "reference_pattern" else f"--{named}"
         if text and (asked.kind in LEARN_ROWS or not asked.data):
+            why = f"{asked.kind} learns what its rows say"
             raise InputError(
                 f"{option} {text!r}: belongs to prompts of --data, which rl, distill and evaluate"
-                f" answer; {asked.kind} learns what its rows say"
+                f" answer; {why if asked.kind in LEARN_ROWS else 'leave it out'}"
             )
 
 
@@ -165,7 +170,7 @@ def _of_library(asked: OneStage, library: str, task: str) -> tuple[dict[str, Any
         "curriculum": {"name": library, "options": {OF_LIBRARIES[library]: name}},
         "driver": {"name": "library"},
         "rewards": rewards,
-        "max_new_tokens": asked.max_new_tokens or MAX_NEW_TOKENS,
+        "max_new_tokens": _budget(asked, MAX_NEW_TOKENS),
     }, list(dict.fromkeys([*hooks, *more]))
 
 
@@ -199,6 +204,8 @@ def _none(asked: OneStage) -> None:
         )
     if asked.rewards:
         raise InputError("--reward judges answers in a domain; give --domain, or leave it out")
+    if asked.max_new_tokens is not None:
+        raise InputError("--max-new-tokens is for answers in a domain; give --domain, too")
 
 
 def _prompt_files(asked: OneStage) -> dict[str, Any]:

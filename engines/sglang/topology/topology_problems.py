@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from engines.sglang.server_options import check_known
 from engines.sglang.topology.placing import hosts_of, place
@@ -54,11 +55,16 @@ def _of_fleet(fleet: ServedFleet, num_hosts: int) -> Iterator[str]:
     for name in fleet.sglang:
         if name in _FORM:
             yield f"sglang.{name}: write it as `{_FORM[name]}`"
-    passed = {k: v for k, v in fleet.sglang.items() if k not in {*_FORM, *_ALLOWED}}
     try:
-        check_known(passed)
+        check_arguments(fleet.sglang)
     except InputError as error:
         yield str(error).removeprefix("fleet.")
+
+
+def check_arguments(passed: Mapping[str, Any]) -> None:
+    """Raises InputError for an argument that SGLang does not know, or that is not a person's to
+    set; those that a topology has fields for are left to others."""
+    check_known({k: v for k, v in passed.items() if k not in {*_FORM, *_ALLOWED}})
 
 
 def _layout(fleet: ServedFleet, num_hosts: int) -> Iterator[str]:

@@ -153,6 +153,8 @@ class ReadAs:
         """What turns a row into what is shown of it. Raises InputError for what its kind has no use
         for."""
         named = columns_of(self.columns)
+        if self.roles and self.kind != "documents":
+            raise InputError("--roles: is for mid-training; write --kind documents too")
         if self.kind == "prompts":
             written = {"files": ["-"], "format": self.layout, "columns": named}
             source = _settings(PromptSource, written | dict(self.of_prompts))
@@ -161,8 +163,6 @@ class ReadAs:
             if value:
                 option = f"--{name.removeprefix('reference_')}"
                 raise InputError(f"{option} {value!r}: is for prompts; write --kind prompts too")
-        if self.roles and self.kind != "documents":
-            raise InputError("--roles: is for mid-training; write --kind documents too")
         if self.kind == "documents":
             roles = None if list(self.roles) == ["all"] else list(self.roles)
             its = {"text": None, "roles": roles, "columns": named} if self.roles else named

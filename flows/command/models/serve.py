@@ -24,7 +24,7 @@ from engines.sglang.serving.parsers import NONE, Parsers, parsers_of
 from engines.sglang.serving.served_models import ServedModel
 from engines.sglang.topology.placing import PlacedServer, hosts_of, place, with_free_ports
 from engines.sglang.topology.spec import ServedFleet, Topology
-from engines.sglang.topology.topology_problems import topology_problems
+from engines.sglang.topology.topology_problems import check_arguments, topology_problems
 from flows.command.models.named_artifacts import find_model
 from flows.command.output import print_json
 from flows.explain import explain
@@ -187,6 +187,10 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise InputError(f"--sglang {text}: write it as NAME=VALUE, e.g. context_length=8192")
         passed[name] = option_value(f"--sglang {text}", value)
+    try:
+        check_arguments(passed)
+    except InputError as error:
+        raise InputError(f"--sglang {str(error).removeprefix('fleet.sglang.')}") from None
     return passed
 
 

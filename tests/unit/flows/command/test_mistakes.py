@@ -28,6 +28,12 @@ MISTAKES = {
     "rollouts cpu-smoke/agent-lr": "did you mean `agent-rl`",
     "top --every nan": "--every nan: seconds between two looks, from 0.5 to 3600",
     "sft --model m --data chats.jsonl --epochs 2 --steps 9": "--epochs 2: --steps says how long",
+    "sft --model m --data chats.jsonl --max-new-tokens 9": "--max-new-tokens is for answers in a",
+    "rl --model m --domain agent --max-new-tokens 0": "max_new_tokens: input should be greater",
+    "rl --model m --domain agent --instruction x": "answer; leave it out$",
+    "evaluate --model m --domain agent --lm-eval-folder my": "name its tasks by --lm-eval, too",
+    "serve m --sglang context_len=9": "context_len is not a server argument .*did you mean",
+    "serve m --sglang page_size=x": "--sglang page_size takes int",
     "sft --model m --domain agent --epochs 2": "--epochs 2: there are no --data; leave one",
     "sft --model './my modèl' --data chats.jsonl": "my modèl: there is no such folder, seen from",
     "sft --model chats.jsonl --data chats.jsonl": "is a file; .* Were two words swapped",
@@ -54,6 +60,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run on record, and with files of a newcomer."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "my folder").mkdir()
+    (folder / "m").mkdir()
     (folder / "mine.yaml").write_text("extends: cpu-smoke\nname: mine\n")
     (folder / "nameless.yaml").write_text("extends: cpu-smoke\n")
     (folder / "notes.txt").write_text("hello")

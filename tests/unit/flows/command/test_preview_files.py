@@ -16,7 +16,8 @@ import pytest
 
 from curricula.prompt_files.prompt_curriculum import Files
 from flows.command.main import main
-from infra.errors import TrainingStopped
+from flows.command.models.preview import ReadAs, RowKind
+from infra.errors import InputError, TrainingStopped
 from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
@@ -320,3 +321,10 @@ def test_a_file_without_a_row_is_named(
     assert f"{name} hold no row" in " ".join(capsys.readouterr().err.split())
     beside = preview(capsys, str(tmp_path / name), str(tmp_path / "rows.jsonl"), *arguments)
     assert (beside["rows_read"], beside["cautions"][0]) == (1, f"without a row: {name}")
+
+
+@pytest.mark.parametrize("kind", ["messages", "prompts", "pairs"])
+def test_roles_are_for_documents_alone(kind: RowKind, model: Path) -> None:
+    renderer = Renderer.of_model(model)
+    with pytest.raises(InputError, match="--roles: is for mid-training; write --kind documents"):
+        ReadAs(kind, "auto", [], {}, roles=["user"]).reader(renderer)

@@ -222,6 +222,11 @@ def _check_together(options: Mapping[str, Any], precision: str | None) -> None:
             f"{where}: optimizer_cpu_offload needs use_precision_aware_optimizer: true;"
             " the state stays in fp32 all the same"
         )
+    if options.get("optimizer_cpu_offload") and precision == "fp32":
+        raise InputError(
+            f"{where}: optimizer_cpu_offload needs trainer.precision: bf16; in fp32 Megatron-core"
+            " cannot build it"
+        )
     if not options.get("optimizer_cpu_offload"):
         for name in _OF_OFFLOAD:
             usual = _OFFLOAD_DEFAULTS.get(name, False)

@@ -37,6 +37,8 @@ class TrainerMemory:
     runtime: int
     offloaded: int = 0
     """of the optimizer, in the host's memory for good"""
+    offloaded_gradients: int = 0
+    """in fp32, beside that: what the optimizer there reads"""
 
     @property
     def total(self) -> int:
@@ -51,7 +53,8 @@ class TrainerMemory:
         """What a rank on a GPU takes of its host's memory at most: a checkpoint's copy until it is
         written, what is offloaded, and the place of what sleeps, which it keeps once it slept."""
         asleep = self.weights + self.optimizer + self.copies if sleeps else 0
-        return asleep + self.offloaded + self.weights + self.optimizer + self.offloaded
+        saved = self.weights + self.optimizer + self.offloaded
+        return asleep + self.offloaded + self.offloaded_gradients + saved
 
 
 def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> TrainerMemory:
@@ -81,6 +84,7 @@ def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory
         activations=ceil(largest_moment(size, needs, stage)),
         runtime=RUNTIME_BYTES[needs.place],
         offloaded=ceil(sharded * whole.on_device(needs.precision)) - on_device,
+        offloaded_gradients=ceil(sharded * 4 * (1 - needs.state.share_on_device)),
     )
 
 

@@ -103,7 +103,7 @@ class TrainingState:
         state = {
             "model": model,
             "shards": OptimizerShards(self.optimizer, model).tensors,
-            "optimizer": [part.state_dict() for part in optimizer_parts(self.optimizer)],
+            "optimizer": [_groups_of(part) for part in optimizer_parts(self.optimizer)],
             "scheduler": self.scheduler.state_dict(),
             "steps_done": steps_done,
             "layout": self.layout.parallel.model_dump(exclude_none=True),
@@ -180,6 +180,16 @@ class TrainingState:
     def _rng(self, states: Any) -> ShardedObject:
         """One entry for each rank: every rank's random states are its own."""
         return ShardedObject("rng", states, (self.layout.world,), (self.layout.rank,))
+
+
+def _groups_of(part: Any) -> dict[str, Any]:
+    """What an optimizer says of its groups of parameters. One that is offloaded names the classes
+    that it consists of, too, and a checkpoint with classes is not read."""
+    state: dict[str, Any] = part.state_dict()
+    for group in state["optimizer"]["param_groups"]:
+        for name in [name for name, value in group.items() if isinstance(value, type)]:
+            del group[name]
+    return state
 
 
 def seed_all(seed: int) -> None:

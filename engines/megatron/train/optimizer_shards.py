@@ -83,6 +83,10 @@ class OptimizerShards:
         for part in {id(part): part for part, _, _ in self._states}.values():
             if part.config.optimizer_cpu_offload:
                 part.optimizer._sync_hdo_state_to_sub_optimizers()
+                # The one on the device has the count of steps by now, and goes on with it: it would
+                # get the one of the checkpoint again at each step.
+                for group in part.optimizer.param_groups:
+                    group.pop("step", None)
 
 
 _NAMES = {"param": "fp32_param"}

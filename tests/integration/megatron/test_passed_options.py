@@ -256,8 +256,9 @@ def offload_given(trainer: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 def test_offload_without_a_gpu_is_refused(ranks: Ranks, model: Path) -> None:
     offload = {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}
+    spec = TrainerSettings(precision="bf16", megatron=offload)
     with pytest.raises(InputError, match="needs a GPU"):
-        ranks.run(trained, args(model, **offload))
+        ranks.run(trained, TrainerArgs(model, DP2, spec))
 
 
 class NoStream:
@@ -321,3 +322,67 @@ def test_an_offloaded_optimizer_makes_the_same_updates(
         assert torch.equal(one, other.data)
         moments = offloaded.state[other]
         assert torch.equal(moments["exp_avg"], expected.state[one]["exp_avg"])
+
+
+def test_offload_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    """Half of the parameters are stepped on the host, the others on the device."""
+    found = ranks.run(resumed, TrainerArgs(model, Parallel()), model, tmp_path)
+    for name, tensor in found["whole"].items():
+        assert np.array_equal(found["resumed"][name], tensor), name
+
+
+def resumed(_: Any, model: Path, folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Optimizer weights in fp32 after eight steps, without and with a checkpoint after three, of
+    optimizers that take this CPU for a GPU."""
+    from types import SimpleNamespace
+
+    import torch
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
+    from engines.megatron import device
+    from engines.megatron.rl.trainer import RlTrainer
+    from engines.megatron.train import optimizer
+    from engines.megatron.train.optimizer_shards import optimizer_parts
+
+    stock = HybridDeviceOptimizer._get_sub_optimizer_param_groups
+
+    def split(self: Any, fraction: float) -> tuple[Any, ...]:
+        every, *_, in_fp32 = stock(self, fraction)
+        own = {copy: param for param, copy in in_fp32.items()}
+        there, here = (
+            [{**group, "params": group["params"][first::2]} for group in every] for first in (0, 1)
+        )
+        copies = [param for group in here for param in group["params"]]
+        groups = ([g for g in part if g["params"]] for part in (here, there))
+        return *groups, {own[c]: c for c in copies}, {c: own[c] for c in copies}, in_fp32
+
+    def trainer() -> Any:
+        spec = TrainerSettings(precision="bf16", megatron=OFFLOAD, micro_batch_tokens=96)
+        settings = Optimizer(lr=1e-2, beta2=0.999, warmup_steps=1)
+        return RlTrainer(spec, settings, Parallel(), model, 5, 10)
+
+    def trained(trainer: Any, seeds: range) -> dict[str, np.ndarray]:
+        trainer.sft_steps([sequences(LENGTHS, seed) for seed in seeds])
+        (part,) = optimizer_parts(trainer._optimizer)
+        states = [part.optimizer.state[p] for g in part.optimizer.param_groups for p in g["params"]]
+        return {
+            str(n): each["master_param"].detach().numpy().copy() for n, each in enumerate(states)
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "current_stream", NoStream)
+        patch.setattr(torch.cuda, "Stream", NoStream)
+        patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        patch.setattr(HybridDeviceOptimizer, "_get_sub_optimizer_param_groups", split)
+        patch.setattr(HybridDeviceOptimizer, "_move_new_state_to_right_device", lambda _: None)
+        a_gpu = SimpleNamespace(has_cuda=lambda: True, cuda_means_cpu=device.cuda_means_cpu)
+        patch.setattr(optimizer, "device", a_gpu)
+        first, second = trainer(), trainer()
+        trained(first, range(3))
+        first.save(folder / "saved")
+        second.load(folder / "saved")
+        return {
+            name: trained(x, range(3, 8)) for name, x in (("whole", first), ("resumed", second))
+        }

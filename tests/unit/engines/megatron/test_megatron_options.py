@@ -208,6 +208,13 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], reason: s
     assert reason in refusal(options=options)
 
 
+def test_offload_of_an_fp32_trainer_is_refused() -> None:
+    """Its distributed optimizer would give views to torch, which says "non-leaf Tensor"."""
+    check_layout(QWEN3, Parallel(), OFFLOAD, "bf16")
+    with pytest.raises(InputError, match=r"needs trainer\.precision: bf16"):
+        check_layout(QWEN3, Parallel(), OFFLOAD, "fp32")
+
+
 @pytest.mark.parametrize(
     ("first", "last", "pp"), [(4, None, 2), (3, None, 3), (None, 1, 3), (2, 1, 2), (3, 2, 3)]
 )

@@ -298,7 +298,9 @@ def test_what_is_offloaded_counts_to_the_host_and_is_copied_for_a_checkpoint() -
     split = trainer_memory(QWEN3_4B, replace(NEEDS, state=half))
     assert split.offloaded == pytest.approx(whole.optimizer / 2, abs=2)
     saved = whole.weights + whole.optimizer
-    assert split.host_bytes(sleeps=False) == pytest.approx(saved + split.offloaded, abs=2)
+    # Moments and weights of 12 bytes are in the host's memory, and gradients of 4.
+    kept = split.offloaded + split.offloaded / 3
+    assert split.host_bytes(sleeps=False) == pytest.approx(saved + kept, abs=4)
     assert whole.host_bytes(sleeps=True) == 2 * saved
 
 

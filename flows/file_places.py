@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import InputError
-from infra.hub import is_hub_name
+from infra.hub import is_hub_name, require_no_page
 from tasks.model_folder.model_files import beside, model_beside, template_beside
 from tasks.served.served_roles import is_stage
 
@@ -64,6 +64,7 @@ def _model(model: str, folder: Path, recipes: Collection[str]) -> str:
     its own here."""
     if not model.strip():
         raise InputError("a recipe's model is empty: give a folder, or hf:ORG/NAME of the hub")
+    require_no_page(model)
     place = model_beside(model, folder)
     if is_hub_name(place) and model.partition("/")[0] in recipes:
         raise InputError(

@@ -188,7 +188,7 @@ class Storage(Config):
 
 
 class Tracking(Config):
-    experiment: str = "tributary"
+    experiment: str = Field(default="tributary", min_length=1)
     """MLflow experiment that holds the recipe's runs"""
     system_metrics_s: NonNegativeFloat = 15.0
     """seconds from one look at a job's machine (CPU, memory, disk) to the next; 0: none"""
@@ -265,7 +265,7 @@ class Recipe(Config):
         for name in self.rounds.harder:
             if name not in self.experts:
                 raise ValueError(
-                    f"rounds.harder.{name}: no such expert{did_you_mean(name, self.experts)}"
+                    f"rounds.harder.{name}: no such expert.{did_you_mean(name, self.experts)}"
                 )
         return self
 

@@ -95,6 +95,13 @@ def hub_name(text: str) -> HubName:
     return HubName(repo, revision or "main")
 
 
+def require_no_page(text: str) -> None:
+    """Raises InputError for the address of a model's page, which has no files below it."""
+    page = re.match(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)", text)
+    if page:
+        raise InputError(f"{text} is the page of a model; write hf:{page[1]}")
+
+
 def pinned(text: str) -> str:
     """The name with the commit that its revision means now, e.g. `hf:org/name@3f09...`.
 

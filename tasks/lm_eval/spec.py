@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -54,6 +58,31 @@ class LmEvalSpec(StageSpec):
             )
         if len(set(self.settings.tasks)) < len(self.settings.tasks):
             yield "tasks: names a task twice; write each once"
+
+    def cautions(self) -> Iterator[str]:
+        for task in _named_nowhere(frozenset(self.settings.tasks), self.settings.folder):
+            yield (
+                f"tasks: no file of {PACKAGE}'s or of `folder` names {task!r}; correct it, or the"
+                " stage fails when all else is done (`lm-eval ls tasks` lists what there is)"
+            )
+
+
+@cache
+def _named_nowhere(tasks: Collection[str], folder: str) -> list[str]:
+    """By their text: to have lm-eval read its 14,000 files takes minutes."""
+    found = find_spec("lm_eval")
+    if found is None or "://" in folder:
+        return []
+    folders = [Path(each) / "tasks" for each in found.submodule_search_locations or ()]
+    if folder:
+        folders.insert(0, Path(folder))
+    left = {task: re.compile(rf"(?<![\w-]){re.escape(task)}(?![\w-])".encode()) for task in tasks}
+    for file in (file for each in folders for file in each.rglob("*.y*ml") if file.is_file()):
+        if not left:
+            break
+        text = file.read_bytes()
+        left = {task: named for task, named in left.items() if not named.search(text)}
+    return sorted(left)
 
 
 def installed_version() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.errors import InputError
+from infra.hub import require_no_page
 from tasks.model_folder.gguf_folder import is_gguf
 
 
@@ -15,6 +16,7 @@ def require_model_name(model: str) -> None:
             "the name of the model is empty: give a folder, a stage as RUN/STAGE, a digest or a"
             " name of the hub; is a variable of the shell not set?"
         )
+    require_no_page(model)
     if Path(model).expanduser().is_file() and not is_gguf(model):
         raise InputError(
             f"{model}: is a file; a model is a folder with a config.json, a .gguf file, a stage as"

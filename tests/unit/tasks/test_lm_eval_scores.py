@@ -15,7 +15,7 @@ from flows.reports.outcome import task_tables
 from infra.errors import InputError
 from tasks.durable.stage_identity import spec_content
 from tasks.lm_eval.scores import scores_file, scores_of
-from tasks.lm_eval.spec import LmEvalSpec
+from tasks.lm_eval.spec import LmEvalSettings, LmEvalSpec
 from tests.parts.chat_parts import (
     DEEPSEEK_V31,
     LLAMA,
@@ -172,3 +172,14 @@ def test_texts_begin_as_those_of_lm_eval_s_own_models(tmp_path: Path, *, adds_st
             expected = HFLM.tok_encode(theirs, text, add_special_tokens=special)
             assert model.tok_encode(text, add_special_tokens=special) == expected
     assert model.tok_encode("1 + 1").count(start) == adds_start
+
+
+def test_a_task_that_no_file_names_is_warned_of_before_anything_is_trained(tmp_path: Path) -> None:
+    def cautions(*tasks: str, folder: str = "") -> list[str]:
+        settings = LmEvalSettings(tasks=list(tasks), folder=folder)
+        return list(LmEvalSpec(settings=settings, version="0.4").cautions())
+
+    (found,) = cautions("arc_easy", "mmlu", "arc_esay")
+    assert found.startswith("tasks: no file of lm-eval's or of `folder` names 'arc_esay'; correct")
+    (tmp_path / "mine.yaml").write_text("task: arc_esay\n")
+    assert cautions("arc_esay", folder=str(tmp_path)) == []

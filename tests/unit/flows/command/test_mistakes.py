@@ -51,6 +51,10 @@ MISTAKES = {
     "check mine.yaml --set storage.root=s3:/bucket": "storage.root: write s3://bucket; got",
     "check mine.yaml --set storage.root=s3://": "storage.root: is empty; name a folder",
     "check mine.yaml --set storage.root=gs://x/y": "gs://x/y cannot be opened: .*gcsfs",
+    "check mine.yaml --set base.folder=https://huggingface.co/org/a": "of a model; write hf:org/a",
+    "sft --model https://huggingface.co/org/a/tree/main --data chats.jsonl": "write hf:org/a$",
+    "check mine.yaml --set tracking.experiment=": "the value is empty",
+    "check mine.yaml --set rounds.harder.agnet=[{}]": "no such expert. Did you mean 'agent'",
     "fleet check notes.txt": "topology: write fields below it, as `name: value`; got 'hello'",
 }
 

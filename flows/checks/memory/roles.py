@@ -100,10 +100,11 @@ def beside_trainer(trainer: TrainerMemory, server: ServerMemory) -> int:
     return ASLEEP_BYTES + max(server.weights - made_room, 0)
 
 
-def beside_server(trainer: TrainerMemory) -> int:
+def beside_server(trainer: TrainerMemory, table_bytes: int) -> int:
     """While another server is repaired: the trainer's weights and the two buckets in which it sends
-    them."""
-    return ASLEEP_BYTES + trainer.weights + 2 * BUCKET_BYTES
+    them. A tensor that is larger than a bucket is one, as the embedding and the output layer are,
+    of `table_bytes` each."""
+    return ASLEEP_BYTES + trainer.weights + 2 * max(BUCKET_BYTES, table_bytes)
 
 
 Needs: TypeAlias = TrainerNeeds | ServerNeeds
@@ -182,7 +183,11 @@ def _in_turns(trained: Sequence[RoleMemory], served: Sequence[RoleMemory]) -> li
         for rank in ranks
         if isinstance(rank, TrainerMemory)
     ]
-    most = max(beside_server(rank) for rank in ranks if isinstance(rank, TrainerMemory))
+    most = max(
+        beside_server(rank, role.size.vocab * role.size.hidden * role.needs.value_bytes)
+        for rank, role in zip(ranks, trained, strict=True)
+        if isinstance(rank, TrainerMemory) and isinstance(role.needs, TrainerNeeds)
+    )
     return [
         *(
             replace(role, beside=size, sleeps=True)

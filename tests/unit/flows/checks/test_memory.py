@@ -247,14 +247,14 @@ def test_a_servers_cache_must_hold_the_longest_sequence() -> None:
 
 def test_both_sides_of_a_stage_take_turns_on_sixteen_devices() -> None:
     """Beside a trainer a sleeping server's context; beside a server the trainer's weights, two
-    buckets of 512 MiB and the sleeping trainer's context."""
+    buckets, each as large as the embedding, and the sleeping trainer's context."""
     assert problems(name="cluster-shared") == []
     recipe = load_recipe("cluster-shared", ["base.folder=memory://nowhere/Qwen3-4B"])
     roles = {(r.stage, r.role): r for r in planned_memory(recipe, plan_post_train(recipe))}
     trainer, server = roles["unified-rl", "trainer"], roles["unified-rl", "server"]
     assert (trainer.num_devices, server.num_devices) == (16, 16)
     assert trainer.beside == GB
-    assert server.beside == GB + trainer.memory.weights + 2 * 2**29
+    assert server.beside == GB + trainer.memory.weights + 2 * (151_936 * 2_560 * 2)
     assert roles["unified-sft", "trainer"].beside == 0
 
 

@@ -38,19 +38,18 @@ def main() -> int:
     seeds: list[int] = parser.parse_args().seeds
     subprocess.run([_TRIBUTARY, "up"], check=True)
     before = read_figures() if FIGURES.exists() else {}
-    found: dict[str, Any] = {
-        "cpu": cpu_kind(),
+    found = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
         "cpu-demo": {str(seed): _scores("cpu-demo", f"seed={seed}") for seed in seeds},
         "cpu-smoke": _scores("cpu-smoke", *SMOKE),
     }
-    FIGURES.write_text(json.dumps(found, indent=1) + "\n")
-    PAGE.write_text(with_table(PAGE.read_text(), found))
-    if "0" in before.get("cpu-demo", {}) and "0" in found["cpu-demo"]:
-        old, new = gains(before["cpu-demo"]["0"]), gains(found["cpu-demo"]["0"])
-        README.write_text(README.read_text().replace(old, new))
-    moved = _moved(before, found)
+    after = before | {cpu_kind(): found}
+    FIGURES.write_text(json.dumps(after, indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), after))
+    if before:
+        README.write_text(README.read_text().replace(gains(before), gains(after)))
+    moved = _moved(before.get(cpu_kind()), found)
     for line in moved:
         print(f"moved: {line}")
     return 1 if moved else 0
@@ -68,9 +67,9 @@ def _said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Which runs have other scores than on record, where that was the same type of CPU."""
-    if before.get("cpu") != after["cpu"]:
+def _moved(before: dict[str, Any] | None, after: dict[str, Any]) -> list[str]:
+    """Which runs have other scores than are on record for this type of CPU, if any are."""
+    if before is None:
         return []
     known = before["cpu-demo"] | {"smoke": before["cpu-smoke"]}
     made = after["cpu-demo"] | {"smoke": after["cpu-smoke"]}

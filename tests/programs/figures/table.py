@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +32,7 @@ def cpu_kind() -> str:
 
 
 def read_figures() -> dict[str, Any]:
+    """By type of CPU: `date`, `commit`, and the scores of `cpu-demo`, by seed, and `cpu-smoke`."""
     return json.loads(FIGURES.read_text())
 
 
@@ -40,8 +42,8 @@ def what_repeats(report: Run) -> dict[str, Any]:
 
 
 def table(runs: Mapping[str, Run]) -> str:
-    """The table of the demo's runs, by seed."""
-    rows = [["", *(f"seed {seed}" for seed in runs)], ["---"] * (1 + len(runs))]
+    """The table of the demo's runs, by what each is called."""
+    rows = [["", *runs], ["---"] * (1 + len(runs))]
     for domain in DOMAINS:
         for title, cells in _kinds(runs).items():
             shown = [
@@ -55,9 +57,10 @@ def table(runs: Mapping[str, Run]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def gains(run: Run) -> str:
-    """The README's line of what RL did to each expert, sampled at temperature 1."""
-    of = run["scores"]
+def gains(figures: Mapping[str, Any]) -> str:
+    """The README's line of what RL did to each expert, sampled at temperature 1: of the first type
+    of CPU and its first seed."""
+    of = next(iter(next(iter(figures.values()))["cpu-demo"].values()))["scores"]
     return ", ".join(f"{of[f'{d}-sft'][d]:.3f} → {of[d][d]:.3f}" for d in DOMAINS)
 
 
@@ -77,5 +80,9 @@ def with_table(text: str, figures: Mapping[str, Any]) -> str:
     """A page with the table that the figures make."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    said = f"Measured on {figures['cpu']}, {figures['date']}, commit {figures['commit']}.\n"
-    return f"{before}{BEGIN}{table(figures['cpu-demo'])}\n{said}{END}{after}"
+    runs: dict[str, Run] = {}
+    said: list[str] = []
+    for letter, (cpu, found) in zip(ascii_uppercase, figures.items(), strict=False):
+        runs |= {f"{letter}, seed {seed}": run for seed, run in found["cpu-demo"].items()}
+        said.append(f"{letter}: {cpu}, {found['date']}, commit {found['commit']}.")
+    return f"{before}{BEGIN}{table(runs)}\nMeasured on {' '.join(said)}\n{END}{after}"

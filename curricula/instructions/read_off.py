@@ -20,7 +20,7 @@ _WORD = regex.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
 _SENTENCE_END = regex.compile(r"(?!\.{3}\s+\p{Ll})(?<![.!?])[.!?]+(?=[\"”)]?(?:\s|$))|[。！？।؟։]+")
 _UNCLEAR = re.compile(r"\d|\w-\w")
 """what some count as a word and some do not"""
-_ITEM = re.compile(r"^\s*(?:\d+[.)]|[-*+]) ", re.MULTILINE)
+_ITEM = re.compile(r"^[^\S\n]*(?:\d+[.)]|[-*+]) ", re.MULTILINE)
 _ABSENT = ("zebra", "volcano", "sugar", "castle", "pirate", "thunder")
 _RARE = "qxzjkv"
 

@@ -14,6 +14,7 @@ from curricula.rows.nulls import without_filled_nulls
 from curricula.rows.texts import (
     are_tokens,
     is_blank,
+    is_written_list,
     is_written_parts,
     kind_of,
     parsed,
@@ -46,10 +47,6 @@ _SHAREGPT: Mapping[str, Role] = {
     "tool": "tool",
 }
 _CALLS = ("function_call", "tool_call")
-_WRITTEN_LIST = re.compile(
-    r"""\s*\[\s*\{\s*(["'](role|from|content|value)["']\s*:|["'].*["']role["']\s*:.*\}\s*\]\s*\Z)""",
-    re.DOTALL,
-)
 _PYTHONS_LIST = re.compile(r"\s*\[\s*\{\s*'")
 _TEXTS = ("content", "value", "text")
 _MARKS = (
@@ -150,7 +147,7 @@ def _read_text(text: str, name: str) -> Any:
 
 def is_text(value: Any) -> TypeGuard[str]:
     """Whether it is a text, and no list of messages that a table holds as text."""
-    return isinstance(value, str) and not _WRITTEN_LIST.match(value)
+    return isinstance(value, str) and not is_written_list(value)
 
 
 def _transposed(value: dict[str, Any]) -> Any:

@@ -16,7 +16,9 @@ T = TypeVar("T")
 _TEXTS = ("text", "input_text", "output_text")
 """types of parts that are text"""
 _WRITTEN_PARTS = re.compile(r'\s*\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:')
-_AS_PYTHON_PRINTS = re.compile(r"\s*\[?\s*\{?\s*'")
+_OPENS_LIST = re.compile(r"""\s*\[\s*\{\s*["']((?:role|from|content|value)["']\s*:)?""")
+_ROLE = re.compile(r"""["']role["']\s*:""")
+_AS_PYTHON_PRINTS = re.compile(r"\s*+\[?\s*+\{?\s*+'")
 _DEEPEST = 100
 _INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 """characters of no width"""
@@ -54,6 +56,16 @@ def is_blank(text: str) -> bool:
 def is_written_parts(text: str) -> bool:
     """Whether a text is a list of parts as JSON, which would be learned as it stands."""
     return bool(_WRITTEN_PARTS.match(text)) and isinstance(parsed_object(text), list)
+
+
+def is_written_list(text: str) -> bool:
+    """Whether a text is a list of messages, as JSON or as Python prints it."""
+    opening = _OPENS_LIST.match(text)
+    if opening is None or opening[1]:
+        return opening is not None
+    rest = text[opening.end() :].rstrip()
+    closes = rest.endswith("]") and rest[:-1].rstrip().endswith("}")
+    return closes and _ROLE.search(rest) is not None
 
 
 def are_tokens(value: Any) -> bool:

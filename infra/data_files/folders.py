@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from infra.data_files.kinds import KINDS_READ, kind_of, suffix_of
@@ -141,10 +142,12 @@ def _require_inside(paths: Sequence[str], folder: str, pattern: str) -> None:
     inside = posixpath.join(posixpath.normpath(folder), "")
     for path in paths:
         if not posixpath.normpath(path).startswith(inside):
-            raise InputError(
-                f"files: {pattern} names {path}, which is outside of it; give the file itself if it"
-                " is meant"
-            )
+            raise InputError(_OUTSIDE.format(pattern=pattern, path=path))
+
+
+_OUTSIDE = (
+    "files: {pattern} names {path}, which is outside of it; give the file itself if it is meant"
+)
 
 
 def _refuse_kinds(fs: Any, paths: Sequence[str], folder: str, pattern: str, top: str) -> None:
@@ -170,7 +173,7 @@ def _found(fs: Any, folder: str, pattern: str, *, is_named: bool) -> _Found:
     if parts:
         _refuse_beside(fs, folder, parts, pattern)
         return _Found({"": {posixpath.basename(part): _saved(fs, part) for part in parts}})
-    if declared := list(_declared(fs, folder)):
+    if declared := list(_declared(fs, folder, pattern)):
         usual = next((name for name, is_usual, _ in declared if is_usual), "default")
         return _Found({name: splits for name, _, splits in declared}, usual)
     found = _by_names(fs, folder, depth=3 if is_named else None)
@@ -206,7 +209,7 @@ def _saved(fs: Any, folder: str) -> list[str]:
         ) from None
 
 
-def _declared(fs: Any, folder: str) -> Iterator[tuple[str, bool, Splits]]:
+def _declared(fs: Any, folder: str, pattern: str) -> Iterator[tuple[str, bool, Splits]]:
     """Each subset that the README of a Hub repository declares, whether it is the default, and its
     splits."""
     if not fs.isfile(f"{folder}/README.md"):
@@ -221,8 +224,13 @@ def _declared(fs: Any, folder: str) -> Iterator[tuple[str, bool, Splits]]:
         if not isinstance(config, dict) or "data_files" not in config:
             continue
         config = cast("dict[str, Any]", config)
-        top = posixpath.join(folder, str(config.get("data_dir") or "")).rstrip("/")
-        splits = {name: _globbed(fs, top, each) for name, each in _patterns(config["data_files"])}
+        written = dict(_patterns(config["data_files"]))
+        below = str(config.get("data_dir") or "")
+        for path in map(str, (below, *chain(*written.values()))):
+            if path.startswith("/") or ".." in path.split("/"):  # a whole disk may match it
+                raise InputError(_OUTSIDE.format(pattern=pattern, path=path))
+        top = posixpath.join(folder, below).rstrip("/")
+        splits = {name: _globbed(fs, top, each) for name, each in written.items()}
         name = str(config.get("config_name", "default"))
         is_usual = config.get("default") is True
         yield name, is_usual, {split: paths for split, paths in splits.items() if paths}

@@ -24,6 +24,7 @@ from engines.types import Transcript, Verdict
 from infra.access import is_here
 from infra.code.digest import digest_of
 from infra.config import Count
+from infra.data_files.remembered import forget_unused
 from infra.errors import EngineError, InputError
 from infra.home import home
 from infra.secret_references import resolved
@@ -73,7 +74,8 @@ class ExternalJudgeSettings(JudgeQuestion):
     tries: int = Field(default=5, ge=1, le=20)
     """how often one question is sent, where the API is busy (429), broken (5xx) or not reached"""
     cache: bool = True
-    """whether an answer is kept in this home, and the same question is never paid for twice"""
+    """whether an answer is kept in this home until nobody asks for it for 30 days: the same
+    question is not paid for twice"""
 
     @model_validator(mode="after")
     def _has_an_address(self) -> Self:
@@ -149,6 +151,8 @@ class ExternalJudge:
         self._client: httpx.AsyncClient | None = None
         self._asking = WeakValueDictionary[str, asyncio.Lock]()
         """by question: rollouts with the same answer wait for one verdict"""
+        self._looked_through: set[Path] = set()
+        """folders of answers from which those that nobody asks for any more were removed"""
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any], timeout_s: float, sharing: int = 1) -> Self:
@@ -171,8 +175,14 @@ class ExternalJudge:
                 return self._read(kept.read_text())
             said = await self._ask(body)
             verdict = self._read(said)
-            _write(kept, said)
+            self._keep(kept, said)
             return verdict
+
+    def _keep(self, path: Path, said: str) -> None:
+        _write(path, said)
+        if path.parent not in self._looked_through:
+            self._looked_through.add(path.parent)
+            forget_unused(path.parent)
 
     async def close(self) -> None:
         if self._client is not None:

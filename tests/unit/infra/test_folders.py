@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import fsspec
@@ -250,13 +251,17 @@ def test_a_readme_that_is_no_yaml_is_named(tmp_path: Path):
     [
         ONE.replace("data/train-*", "../secret.jsonl"),
         "- config_name: default\n  data_dir: ..\n  data_files: '*.jsonl'\n",
+        "- config_name: default\n  data_dir: /\n  data_files: '**/*.jsonl'\n",
+        "- config_name: default\n  data_files: '**/../**/../**/../**/*.jsonl'\n",
     ],
 )
 def test_a_list_of_a_folder_that_leads_out_of_it_is_refused(configs: str, tmp_path: Path):
     (tmp_path / "secret.jsonl").write_text("{}\n")
     folder = made(tmp_path / "set", "data/test-1.jsonl", configs=configs)
-    with pytest.raises(InputError, match=r"names .*secret.jsonl, which is outside of it"):
+    began = time.process_time()
+    with pytest.raises(InputError, match=r"names .*, which is outside of it"):
         find_files([folder])
+    assert time.process_time() - began < 2, "it looked for such files all over the disk"
 
 
 @pytest.mark.parametrize(

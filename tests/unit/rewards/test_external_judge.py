@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from engines.types import Message, Problem, Status, Transcript
 from infra.errors import EngineError, InputError
+from infra.home import home
 from rewards.judges import external_judge
 from rewards.judges.external_judge import ExternalJudge, ExternalJudgeSettings
 from rewards.rubric import Rubric, RubricJudgement, Term
@@ -112,6 +114,21 @@ async def test_a_verdict_is_json_on_the_scale_and_a_question_is_paid_for_once(
     score = asked["response_format"]["json_schema"]["schema"]["properties"]["score"]
     assert score == {"type": "number", "minimum": 1, "maximum": 5}
     assert api.headers[0]["Authorization"] == "Bearer hidden-1"
+
+
+async def test_an_answer_that_nobody_asks_for_any_more_is_not_kept_for_ever() -> None:
+    async with serving(GOOD) as api:
+        async with judging(api.url) as judge:
+            await judge(transcript())
+        (kept,) = (home() / "cache" / "judged").glob("*/*.txt")
+        old, lately = kept.with_name("old.txt"), kept.with_name("lately.txt")
+        for file, days in ((old, 31), (lately, 29), (kept, 31)):
+            file.write_text("1")
+            os.utime(file, (time.time() - days * 86400,) * 2)
+        kept.unlink()
+        async with judging(api.url) as judge:
+            await judge(transcript())
+    assert sorted(kept.parent.iterdir()) == sorted([kept, lately])
 
 
 def busy() -> web.Response:

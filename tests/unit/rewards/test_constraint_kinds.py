@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ pytestmark = pytest.mark.unit
 TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |"
 CODE = "```python\nprint(1)\n```"
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+BOMB = (
+    "a: &a [x]\n"
+    + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+    + "? *j\n: x\n"
+)
+"""a key of nine to the power of nine values, in 500 characters"""
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("all_words", {"words": ["cat", "dog"]}, ["Dog, cat!"], ["cat", "cats dogs"]),
     ("any_word", {"words": ["cat", "dog"]}, ["a Dog"], ["a cow"]),
@@ -218,6 +225,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("plain_latin", {}, ["cafe"], ["cafe\u0301"]),
     ("one_paragraph", {}, ["a\r\nb"], ["a\r\n\r\nb", "a\n\u00a0\nb"]),
     ("yaml_keys", {"keys": ["a"]}, ["a: !!bool x"], ["a: 1\na: 2", "[" * 60 + "a: 1"]),
+    ("yaml_keys", {"keys": ["a"]}, ["a: [1]"], ["- " * 5000 + "a", BOMB]),
     ("json_schema", {"schema": {"type": "object"}}, ['{"a": 1}'], ["[" * 50_000]),
     ("script", {"script": "Cyrillic"}, ["Привет, мир, это говорит Al"], ["Hello мир", "Hello"]),
     ("script", {"script": "Japanese"}, ["日本語です"], ["中文", "abc"]),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -340,22 +338,6 @@ def test_columns_beside_the_messages_count_as_before(more: dict[str, Any]):
 )  # fmt: skip
 def test_a_refusal_says_what_the_row_is_and_what_to_do(row: dict[str, Any], said: str):
     assert said in refusal(row)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"question": "q", "answer": '[{"a' + '"role":' * 100_000},
-        {"question": "q", "answer": '[{"a"role":' + "}]" * 200_000 + "x"},
-        talk(ASK, ANSWER, tools="\n" * 100_000 + "x"),
-        {"messages": "\n" * 100_000 + "x"},
-    ],
-)
-def test_a_long_text_is_looked_at_in_linear_time(row: dict[str, Any]):
-    began = time.process_time()
-    with suppress(BadRow):
-        sft(row)
-    assert time.process_time() - began < 5
 
 
 def test_an_answer_that_is_nothing_but_calls_of_the_rows_tools_makes_them():

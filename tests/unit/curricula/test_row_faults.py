@@ -1,8 +1,11 @@
-"""Columns that hold what is no JSON: refused where they would count, named where nothing reads."""
+"""Columns that hold what is no JSON: refused where they would count, named where nothing reads. And
+texts that a search could go over again and again."""
 
 from __future__ import annotations
 
 import math
+import time
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -48,3 +51,19 @@ def test_columns_that_nothing_reads_are_named():
 def test_a_column_that_the_recipe_names_is_read():
     row = {"messages": [ASK, ANSWER], "loss_weight": 0.5}
     assert read_row(row, Columns(weight="loss_weight"), "auto").weight == 0.5
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "answer": '[{"a' + '"role":' * 100_000},
+        {"question": "q", "answer": '[{"a"role":' + "}]" * 200_000 + "x"},
+        {"messages": [ASK, ANSWER], "tools": "\n" * 100_000 + "x"},
+        {"messages": "\n" * 100_000 + "x"},
+    ],
+)
+def test_a_long_text_is_looked_at_in_linear_time(row: dict[str, Any]):
+    began = time.process_time()
+    with suppress(BadRow):
+        read_row(row, Columns(), "auto")
+    assert time.process_time() - began < 5

@@ -25,6 +25,7 @@ from infra.hooks import resolve
 from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, SERVED_OPTIONS
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.references import reference_keys
+from tasks.stage import StageSpec
 
 
 def with_needs(options: Mapping[str, Any], rewards: Sequence[RewardSpec]) -> dict[str, Any]:
@@ -297,3 +298,18 @@ class ScoredDomain(Config):
             max_turns=domain.max_turns,
             timeout_s=domain.timeout_s,
         )
+
+
+class AnswersProblems(StageSpec):
+    """A stage that has a model answer problems of its domains, and trains none."""
+
+    settings: Any
+    domains: Any
+
+    @property
+    def fleet(self) -> FleetSpec:
+        return self.settings.fleet
+
+    @property
+    def sampled_domains(self) -> Sequence[Domain | ScoredDomain]:
+        return self.domains

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
 from pydantic import Field, PositiveInt
@@ -10,10 +10,9 @@ from pydantic import Field, PositiveInt
 from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
-from tasks.domain import ScoredDomain
+from tasks.domain import AnswersProblems, ScoredDomain
 from tasks.nothink import NothinkShare, unknown_domains
 from tasks.path_context import Place
-from tasks.stage import StageSpec
 
 COUNTS_FILE = "counts.json"
 
@@ -36,7 +35,7 @@ class DistillSettings(Config):
     fleet: FleetSpec = FleetSpec()
 
 
-class DistillSpec(StageSpec):
+class DistillSpec(AnswersProblems):
     """Inputs: one model by each domain's name. Artifact: `data.parquet` and `counts.json`."""
 
     kind: ClassVar[str] = "distill"
@@ -69,11 +68,3 @@ class DistillSpec(StageSpec):
     @property
     def most_problems(self) -> int:
         return self.settings.problems
-
-    @property
-    def fleet(self) -> FleetSpec:
-        return self.settings.fleet
-
-    @property
-    def sampled_domains(self) -> Sequence[ScoredDomain]:
-        return self.domains

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -10,8 +10,7 @@ from pydantic import Field
 from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
-from tasks.domain import ScoredDomain
-from tasks.stage import StageSpec
+from tasks.domain import AnswersProblems, ScoredDomain
 
 SCORES_FILE = "scores.json"
 
@@ -27,7 +26,7 @@ class EvaluateSettings(Config):
     fleet: FleetSpec = FleetSpec()
 
 
-class EvaluateSpec(StageSpec):
+class EvaluateSpec(AnswersProblems):
     """Inputs: models by name. Artifact: `scores.json` and `rollouts.parquet`."""
 
     kind: ClassVar[str] = "evaluate"
@@ -41,11 +40,3 @@ class EvaluateSpec(StageSpec):
     @property
     def drawn(self) -> Mapping[Split, int]:
         return {"heldout": self.settings.problems}
-
-    @property
-    def fleet(self) -> FleetSpec:
-        return self.settings.fleet
-
-    @property
-    def sampled_domains(self) -> Sequence[ScoredDomain]:
-        return self.domains

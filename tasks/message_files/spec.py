@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveFloat
 
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation
+from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config
+from tasks.stage import StageSpec
 
 if TYPE_CHECKING:
     from tasks.message_files.render_rows import Renderer
@@ -48,3 +50,21 @@ class MessageFiles(RowFiles):
         from curricula.rows.layouts import read_row
 
         return [read_row(row, self.columns, self.format)]
+
+
+class LearnsFromRows(StageSpec):
+    """A stage that trains with one optimizer, on rows of files or of a dataset before it."""
+
+    settings: Any
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        return self.settings.trainer
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        yield "optimizer", self.settings.optimizer, self.settings.steps
+
+    @property
+    def message_files(self) -> Sequence[RowFiles]:
+        return self.settings.data or ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -20,9 +20,7 @@ from engines.families.common.model_config import positive_int, with_positions
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more, require_comparable
 from infra.errors import InputError
-from tasks.message_files.spec import MessageFiles
-from tasks.path_context import Place
-from tasks.stage import StageSpec
+from tasks.message_files.spec import LearnsFromRows, MessageFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,31 +150,13 @@ class MidTrainingSettings(Config):
         return self.batch_size * self.sequence_length
 
 
-class MidTrainingSpec(StageSpec):
+class MidTrainingSpec(LearnsFromRows):
     """Input: `model`."""
 
     kind: ClassVar[str] = "mid_training"
     makes = "model"
     settings: MidTrainingSettings
 
-    @classmethod
-    def in_path(
-        cls, settings: MidTrainingSettings, place: Place
-    ) -> tuple[MidTrainingSpec, dict[str, str]]:
-        return cls(seed=place.seed, settings=settings), {"model": place.model}
-
-    @property
-    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        yield "optimizer", self.settings.optimizer, self.settings.steps
-
-    @property
-    def message_files(self) -> Sequence[TextFiles]:
-        return self.settings.data
-
     @property
     def trained_roles(self) -> tuple[Role, ...]:
         return ("sft",)
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer

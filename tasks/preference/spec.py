@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt
@@ -13,9 +13,8 @@ from engines.algorithms.preference_losses import Dpo, PreferenceLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more
 from infra.errors import InputError
-from tasks.message_files.spec import RowFiles
+from tasks.message_files.spec import LearnsFromRows, RowFiles
 from tasks.path_context import Place
-from tasks.stage import StageSpec
 
 
 class PreferenceFiles(RowFiles):
@@ -80,7 +79,7 @@ class PreferenceSettings(Config):
     """steps"""
 
 
-class PreferenceSpec(StageSpec):
+class PreferenceSpec(LearnsFromRows):
     """Inputs: `model`, which is also the reference, and `data` (the answers of a `distill`) unless
     `settings.data` is set."""
 
@@ -93,17 +92,5 @@ class PreferenceSpec(StageSpec):
         return cls(seed=place.seed, settings=settings), preferences_at(settings.data, place)
 
     @property
-    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        yield "optimizer", self.settings.optimizer, self.settings.steps
-
-    @property
-    def message_files(self) -> Sequence[RowFiles]:
-        return self.settings.data or ()
-
-    @property
     def trained_roles(self) -> tuple[Role, ...]:
         return ("preference",)
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt
@@ -10,10 +9,9 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from engines.algorithms.reward_losses import BradleyTerry, RewardLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more
-from tasks.message_files.spec import RowFiles
+from tasks.message_files.spec import LearnsFromRows
 from tasks.path_context import Place
 from tasks.preference.spec import PreferenceFiles, preferences_at
-from tasks.stage import StageSpec
 
 if TYPE_CHECKING:
     from tasks.message_files.render_rows import Renderer
@@ -54,7 +52,7 @@ class RewardSettings(Config):
     """steps"""
 
 
-class RewardSpec(StageSpec):
+class RewardSpec(LearnsFromRows):
     """Inputs: `model`, whose trunk it is, and `data` (the answers of a `distill`) unless
     `settings.data` is set. Artifact: a sequence classifier; the path goes on with
     the model before it."""
@@ -67,17 +65,5 @@ class RewardSpec(StageSpec):
         return cls(seed=place.seed, settings=settings), preferences_at(settings.data, place)
 
     @property
-    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        yield "optimizer", self.settings.optimizer, self.settings.steps
-
-    @property
-    def message_files(self) -> Sequence[RowFiles]:
-        return self.settings.data or ()
-
-    @property
     def trained_roles(self) -> tuple[Role, ...]:
         return ("reward",)
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer

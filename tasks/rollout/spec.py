@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import Field
@@ -10,9 +10,8 @@ from pydantic import Field
 from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
-from tasks.domain import Domain
+from tasks.domain import AnswersProblems, Domain
 from tasks.path_context import Place
-from tasks.stage import StageSpec
 
 
 class RolloutSettings(Config):
@@ -24,7 +23,7 @@ class RolloutSettings(Config):
     fleet: FleetSpec = FleetSpec()
 
 
-class RolloutSpec(StageSpec):
+class RolloutSpec(AnswersProblems):
     """Input: `model`. Artifact: all groups, judged, for `offline`; some to browse."""
 
     kind: ClassVar[str] = "rollout"
@@ -48,11 +47,3 @@ class RolloutSpec(StageSpec):
     @property
     def most_problems(self) -> int:
         return self.settings.problems
-
-    @property
-    def fleet(self) -> FleetSpec:
-        return self.settings.fleet
-
-    @property
-    def sampled_domains(self) -> Sequence[Domain]:
-        return self.domains

@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
-from tasks.domain import ScoredDomain
+from tasks.domain import AnswersProblems, ScoredDomain
 from tasks.path_context import Place
-from tasks.stage import StageSpec
 
 SCREEN_FILE = "screen.json"
 """by `DOMAIN, SPLIT`: how many problems were tried, kept, and are in each pool"""
@@ -75,7 +74,7 @@ class ScreenSettings(Config):
         return sizes
 
 
-class ScreenSpec(StageSpec):
+class ScreenSpec(AnswersProblems):
     """Input: `model`. Artifact: `admitted.parquet` with the problems that are kept, the pass rate
     of each that was tried, and some rollouts to browse."""
 
@@ -101,11 +100,3 @@ class ScreenSpec(StageSpec):
     @property
     def kept_pools(self) -> Sequence[Pool]:
         return self.settings.keep
-
-    @property
-    def fleet(self) -> FleetSpec:
-        return self.settings.fleet
-
-    @property
-    def sampled_domains(self) -> Sequence[ScoredDomain]:
-        return self.domains

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
@@ -20,10 +20,9 @@ from infra.config import (
 )
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
-from tasks.message_files.spec import MessageFiles
+from tasks.message_files.spec import LearnsFromRows, MessageFiles
 from tasks.nothink import RepeatedShare, unknown_domains
 from tasks.path_context import Place
-from tasks.stage import StageSpec
 
 FILE_SUPPLY = "tasks.sft.file_supply:open_files"
 """what reads the user's own files: code of those stages alone that train on some"""
@@ -64,7 +63,7 @@ class SftSettings(Config):
         return () if self.data is None else (FILE_SUPPLY,)
 
 
-class SftSpec(StageSpec):
+class SftSpec(LearnsFromRows):
     """Inputs: `model`, and `data` (a distilled dataset) unless `curriculum` or `settings.data` is
     set."""
 
@@ -121,16 +120,8 @@ class SftSpec(StageSpec):
         return (*super().parts, *((ONLY_ADMITTED,) if self.only_admitted else ()))
 
     @property
-    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        yield "optimizer", self.settings.optimizer, self.settings.steps
-
-    @property
     def drawn(self) -> Mapping[Split, int]:
         return {} if self.curriculum is None else {"sft": self.settings.demonstrations}
-
-    @property
-    def message_files(self) -> Sequence[MessageFiles]:
-        return self.settings.data or ()
 
     def problems(self) -> Iterator[str]:
         if self.settings.decontaminate and self.settings.data is None:
@@ -142,10 +133,6 @@ class SftSpec(StageSpec):
     @property
     def trained_roles(self) -> tuple[Role, ...]:
         return ("sft",)
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer
 
 
 def _held_out(settings: SftSettings, place: Place) -> list[CurriculumSpec]:

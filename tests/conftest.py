@@ -67,6 +67,13 @@ def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         remove_leftovers(leftovers_of_dead())
 
 
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that one test has for itself."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 class Folder(pytest.Package):
     """A folder with a conftest: what that shares in the scope `package` ends with the folder's last
     test. In folders that are no packages pytest would keep it until the last test of all."""

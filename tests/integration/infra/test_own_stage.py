@@ -26,16 +26,11 @@ from tasks.durable.stage_identity import stage_identity
 from tasks.stage import Resources, StageResources, StageSpec
 from tests.integration.infra.test_attempts import Seen
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
 EXAMPLE = Path(__file__).parents[3] / "examples/own_stage"
 KIND = "interpolate:Interpolate"
 NAME = "reasoning-interpolate"
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def recipe(*changes: str) -> Recipe:

@@ -27,12 +27,7 @@ from tasks.domain import Domain
 from tasks.live_domain import open_domain
 from tests.parts.rollout_parts import CharChat, Policy
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 
 def row(number: int) -> dict[str, Any]:

@@ -12,12 +12,7 @@ from curricula.prompt_files.prompt_curriculum import Files
 from engines.draws import draw_problems
 from infra.home import home
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 
 def write(file: Path, count: int) -> str:

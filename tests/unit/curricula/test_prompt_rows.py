@@ -21,12 +21,7 @@ from rewards.rubric import Rubric, Term
 from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, chat_folder
 from tests.parts.sample_parts import generation_of
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 
 def write(file: Path, rows: Sequence[Any]) -> str:

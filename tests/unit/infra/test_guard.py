@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from infra.errors import InputError
 from infra.guard import LINK_SECONDS, Guard, has_cookie, login_link, may_be_our_user
 from infra.home import home
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 KEY, HOST, HEALTH = "a-key-of-our-own-making", "127.0.0.1:4200", ("/health",)
 BASIC, BEARER = f"Basic {basic_token(KEY)}", f"Bearer {KEY}"
@@ -30,11 +29,6 @@ LINK = {
 """what a browser says of a link that a person followed from another page"""
 NEIGHBOUR = ("192.0.2.7", 40000)
 """a client on another machine"""
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,8 @@ from infra.store.artifacts import ArtifactStore
 from infra.store.origins import FolderCopy, Origin, note_origin, origin_of, with_config
 from infra.store.store import Store
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 DIGEST = "4" * 64
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def _artifact(tmp_path: Path) -> Origin:

@@ -18,12 +18,7 @@ from infra.errors import InputError
 from tests.parts.chat_parts import DEEPSEEK_V31, LLAMA, QWEN3, R1_IN_HEADER, R1_IN_TEXT
 from tests.parts.tiny import tiny_model
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 
 @pytest.fixture(scope="module")

@@ -30,14 +30,9 @@ from tasks.sft.spec import SftSpec
 from tests.parts.chat_parts import random_base
 from tests.parts.recipe_parts import domain_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 EXACT = {"name": "exact", "outcome": True}
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def write(folder: Path, rows: int = 60, name: str = "sums.jsonl", **fields: Any) -> None:

@@ -17,7 +17,7 @@ from infra.user_files import install_hooks, read_hooks
 from tasks.rl.spec import RlSettings
 from tests.parts.recipe_parts import try_here
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 RL = "unified.path.rl"
@@ -34,11 +34,6 @@ class Filter:
     def keep(self, group):
         return len(group.samples)
 """
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def _check(*changes: str, recipe: str = "cpu-smoke") -> None:

@@ -17,14 +17,9 @@ from flows.running.new_run import new_run
 from flows.running.records import RunRecord, StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 STEPS = "experts.agent.path.rl.steps=4"
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def diff(a: str, b: str, *changes: str) -> Diff:

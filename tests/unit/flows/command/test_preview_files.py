@@ -24,7 +24,7 @@ from tasks.message_files.stream import MixedStream
 from tasks.model_folder.model_files import beside
 from tests.parts.chat_parts import random_base
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 README = """---
 configs:
 - config_name: default
@@ -38,11 +38,6 @@ configs:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def chat(number: int) -> dict[str, Any]:

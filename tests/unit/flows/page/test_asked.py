@@ -19,14 +19,9 @@ from infra.errors import InputError
 from tasks.rl.spec import RlSettings
 from tests.parts.recipe_parts import settings_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 SMOKE = load_recipe("cpu-smoke")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,7 @@ from flows.command.recipes import known_recipes, remove_recipe, save_recipe
 from flows.load import load_recipe, recipe_names
 from infra.errors import InputError
 
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 
 def test_a_saved_recipe_does_not_depend_on_its_file(tmp_path: Path) -> None:

@@ -20,18 +20,13 @@ from flows.running.records import StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
 from tasks.durable.stage_identity import StageIdentity
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("own_home")]
 
 AFTER = {
     "unified-distill": ["input general: general-rl is new"],
     "unified-sft": ["input data: unified-distill is new"],
     "unified-rl": ["input model: unified-sft is new"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def recipe(*changes: str) -> Recipe:

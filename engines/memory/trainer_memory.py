@@ -204,7 +204,7 @@ def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
     if stage == needs.layout.pp - 1:
         moments += _at_loss(size, needs, stage)
     if stage == 0:
-        moments.append(_at_embedding(size, needs))
+        moments.append(_embedding(size, needs) + _pending(size, needs) + _layer(size, needs))
     if needs.place == "cpu":
         # gloo sums gradients over ranks in a copy of all of them; NCCL does it in their place.
         held = rank_weights(size, needs.layout, stage).all
@@ -238,10 +238,6 @@ def _at_loss(size: ModelSize, needs: TrainerNeeds, stage: int) -> Iterator[float
         # The policy's own weights wait beside the frozen model's.
         own = rank_weights(size, needs.layout, stage).all * needs.value_bytes
         yield own + _layer(size, needs) + whole + loss.scoring
-
-
-def _at_embedding(size: ModelSize, needs: TrainerNeeds) -> float:
-    return _embedding(size, needs) + _pending(size, needs) + _layer(size, needs)
 
 
 def _waiting(size: ModelSize, needs: TrainerNeeds) -> float:

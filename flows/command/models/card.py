@@ -148,11 +148,7 @@ def _without_places(value: Any, field: str = "") -> Any:
     if not isinstance(value, str):
         return value
     is_folder = field in _FOLDERS and not (is_hub_name(value) or is_packaged(value))
-    return _last_part(value) if is_folder or field in _FILES else value
-
-
-def _last_part(place: str) -> str:
-    return place.rstrip("/").rpartition("/")[2]
+    return value.rstrip("/").rpartition("/")[2] if is_folder or field in _FILES else value
 
 
 CARD, LINEAGE = "README.md", "lineage.json"

@@ -6,36 +6,13 @@ from typing import Any
 
 import pytest
 
-from curricula.prompt_files.prompt import Prompt, read_prompt
-from curricula.prompt_files.spec import PromptSource
-from curricula.rows.columns import Columns
-from curricula.rows.conversation import Conversation
-from curricula.rows.layouts import read_row
 from infra.data_files.tally import BadRow
+from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 
 pytestmark = pytest.mark.unit
 
-ASK, ANSWER = {"role": "user", "content": "12+30"}, {"role": "assistant", "content": "42"}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 QA = {"question": "12+30", "answer": "42"}
-
-
-def sft(row: dict[str, Any], **columns: str) -> Conversation:
-    return read_row(row, Columns(**columns), "auto")
-
-
-def prompt(row: dict[str, Any]) -> Prompt:
-    return read_prompt(row, PromptSource.model_validate({"files": ["x.jsonl"]}))
-
-
-def refusal(row: dict[str, Any]) -> str:
-    with pytest.raises(BadRow) as refused:
-        sft(row)
-    return str(refused.value)
-
-
-def talk(*said: Any, **more: Any) -> dict[str, Any]:
-    return {"messages": list(said), **more}
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,10 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.packing import unpack_samples
 from infra.errors import EngineError, InputError
-from tests.parts.loop_parts import Notes, Parts
+from tests.parts.loop_parts import Notes, Parts, by_seed
 from tests.parts.rollout_parts import domain
 
 pytestmark = pytest.mark.unit
-
-
-def by_seed(_, sampling):
-    """The same answer whenever it is asked."""
-    return str(sampling.seed % 1009)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

@@ -19,7 +19,7 @@ from engines.rollout.sources import (
 )
 from engines.rollout.tickets import ChosenTickets, build
 from infra.errors import CorruptArtifact, InputError
-from tests.parts.loop_parts import Notes, Parts
+from tests.parts.loop_parts import Notes, Parts, by_seed
 from tests.parts.rollout_parts import domain
 
 pytestmark = pytest.mark.unit
@@ -127,10 +127,6 @@ class Struggling:
 def only_b_is_hard():
     """Both domains are judged by the answer, a digit from its seed; `b` loses most of it."""
     return [domain("a", lambda said: int(said) % 2), domain("b", lambda said: int(said) % 7 == 0)]
-
-
-def by_seed(_, sampling):
-    return str(sampling.seed % 1009)
 
 
 def attempt(notes, version=0, source=Struggling):

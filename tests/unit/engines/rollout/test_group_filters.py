@@ -16,7 +16,7 @@ from engines.types import Group, Problem, Status
 from infra.errors import InputError
 from tasks.rl.body import open_filter
 from tasks.rl.spec import RlSettings
-from tests.parts.loop_parts import Notes, Parts, informative
+from tests.parts.loop_parts import Notes, Parts, by_seed, informative
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of
 
@@ -141,10 +141,6 @@ async def test_a_filter_of_the_users_own_costs_no_more_than_its_group(tmp_path, 
         "filter_wrong_answer",
         f"{of} answered 3, which is no bool and no reason, on nonsense",
     )
-
-
-def by_seed(_, sampling):
-    return str(sampling.seed % 1009)
 
 
 async def test_a_stage_starts_the_users_filter_and_ends_it(tmp_path, monkeypatch):

@@ -10,14 +10,10 @@ from engines.rollout.buffers import build
 from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journals import RolloutJournal
 from infra.errors import InputError
-from tests.parts.loop_parts import Notes, Parts, informative
+from tests.parts.loop_parts import Notes, Parts, by_seed, informative
 from tests.parts.rollout_parts import AtVersion
 
 pytestmark = pytest.mark.unit
-
-
-def by_seed(_, sampling):
-    return str(sampling.seed % 1009)
 
 
 class Widest:

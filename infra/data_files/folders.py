@@ -14,7 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeAlias, cast
+
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.kinds import KINDS_READ, kind_of, suffix_of
 from infra.errors import InputError
@@ -88,7 +91,7 @@ def files_of_folder(
             f"files: no file matches {pattern}: {folder} has no {'/'.join(left)}{_there(subsets)}"
         )
     paths, said = list(splits[split]), [*said, *of_splits]
-    _require_inside(paths, folder, pattern)
+    _require_inside(fs, paths, folder, pattern)
     _refuse_kinds(fs, paths, folder, pattern, top)
     return paths, f"{pattern}: {'; '.join(said)}" if said else ""
 
@@ -137,12 +140,21 @@ def _there(subsets: Mapping[str, Splits]) -> str:
     return f"; there are {', '.join(names)}" if names else ""
 
 
-def _require_inside(paths: Sequence[str], folder: str, pattern: str) -> None:
-    """Raises InputError for a file that the folder's own lists name and that is not in it."""
+def _require_inside(fs: Any, paths: Sequence[str], folder: str, pattern: str) -> None:
+    """Raises InputError for a file that the folder's own lists name, or a link in it leads to, and
+    that is not in it: whoever made the folder chose which file of this machine is read. A copy in
+    the Hub's cache links to the files beside it."""
     inside = posixpath.join(posixpath.normpath(folder), "")
+    here = Path(folder).resolve() if isinstance(fs, LocalFileSystem) else None
     for path in paths:
         if not posixpath.normpath(path).startswith(inside):
             raise InputError(_OUTSIDE.format(pattern=pattern, path=path))
+        if here is None:
+            continue
+        in_cache = [up.parent / "blobs" for up in (here, *here.parents) if up.name == "snapshots"]
+        if not {here, *in_cache} & {*(target := Path(path).resolve()).parents}:
+            link = f"{posixpath.relpath(path, folder)}, a link to {target}"
+            raise InputError(_OUTSIDE.format(pattern=pattern, path=link))
 
 
 _OUTSIDE = (

@@ -264,6 +264,25 @@ def test_a_list_of_a_folder_that_leads_out_of_it_is_refused(configs: str, tmp_pa
     assert time.process_time() - began < 2, "it looked for such files all over the disk"
 
 
+def test_a_link_out_of_a_folder_is_refused_and_the_hub_s_cache_is_read(tmp_path: Path):
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text("{}\n")
+    folder = Path(made(tmp_path / "set", "data/train-1.jsonl"))
+    (folder / "data" / "train-2.jsonl").symlink_to("train-1.jsonl")
+    assert len(find_files([str(folder)])) == 2
+    (folder / "data" / "train-3.jsonl").symlink_to(secret)
+    told = r"names data/train-3\.jsonl, a link to .*/secret\.jsonl, which is outside of it"
+    with pytest.raises(InputError, match=told):
+        find_files([str(folder)])
+    copy = tmp_path / "hub" / "datasets--a--b"
+    (copy / "blobs").mkdir(parents=True)
+    (copy / "blobs" / "0a1b").write_text("{}\n")
+    (copy / "snapshots" / "c0ffee" / "data").mkdir(parents=True)
+    (copy / "snapshots" / "c0ffee" / "data" / "train.jsonl").symlink_to("../../../blobs/0a1b")
+    for name in ("c0ffee", "c0ffee/data"):
+        assert len(find_files([str(copy / "snapshots" / name)])) == 1
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from curricula.procedural import Draft, Family, Procedural
 from curricula.vocabulary import LEXICON, WORDS_BY_LETTER
-from engines.types import Json, Message, Problem
+from engines.types import Json, Message
 
 Constraint = dict[str, Json]
 ENDS = ".!?"
@@ -165,6 +165,3 @@ class General(Procedural):
         "medium": (combined(2, 2), json_object, bullets),
         "hard": (combined(3, 4),),
     }
-
-    def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple(plan)

@@ -72,9 +72,6 @@ class Needle(Procedural):
         super().__init__(levels=levels, noise=noise)
         self._words = check_count("words", words)
 
-    def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple(plan)
-
     def _problem(self, draft: Draft, split: Split, seed: int, position: int) -> Problem:
         rng = random.Random(f"{self.name}/filler/{split}/{seed}/{position}")
         asked = Message("user", hidden(draft, self._words, rng))

@@ -7,7 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,8 @@ from infra.config import Config
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
 from tasks.stage import StageSpec
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -32,6 +34,14 @@ def not_a_recipe(name: str) -> str:
     if suffix in ("yaml", "yml"):
         return ""
     return "; a recipe is a YAML file; for rows of data see `tributary preview` and `sft --data`"
+
+
+def validated(root: type[M], written: Any, where: str = "") -> M:
+    """What is written as `root` has it. Raises InputError, of which `where` is the beginning."""
+    try:
+        return root.model_validate(written)
+    except ValidationError as error:
+        raise InputError(where + "; ".join(explain(error, root))) from None
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:

@@ -16,7 +16,7 @@ from curricula.instructions.short_answers import SHORT_FORMS
 from curricula.instructions.structured_answers import STRUCTURED_FORMS
 from curricula.instructions.written_answers import PLAIN_FORMS, TOPICS, Form, Rule
 from curricula.procedural import Draft, Family, Procedural
-from engines.types import Json, Message, Problem
+from engines.types import Json, Message
 
 _FORMS: Sequence[Form] = (*PLAIN_FORMS, *STRUCTURED_FORMS, *SHORT_FORMS)
 
@@ -56,6 +56,3 @@ class Instructions(Procedural):
     def __init__(self, *, levels: Sequence[str] = ("easy",)) -> None:
         """Demonstrations have no flaws: one wrong word would often obey as well."""
         super().__init__(levels=levels)
-
-    def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple(plan)

@@ -10,10 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from curricula.rows.pairs import Judged
 from engines.algorithms.preference_losses import PreferenceLoss, is_paired
 from engines.algorithms.reward_losses import Compares, RewardLoss, compares
-from flows.explain import explain
+from flows.explain import validated
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.tally import BadRow
-from infra.errors import InputError
 from tasks.preference.row_faults import row_fault
 from tasks.preference.spec import PreferenceFiles
 from tasks.reward.spec import RewardSettings
@@ -28,10 +27,7 @@ def trained_comparisons(
     """Count the comparisons of all rows less the held-out ones. Where no row can be learned, each
     row counts: what is wrong with them is said by `check`. Raises InputError."""
     compared = _compares(kind, settings.get("loss"))
-    try:
-        source = PreferenceFiles.model_validate(data)
-    except ValidationError as error:
-        raise InputError("; ".join(explain(error, PreferenceFiles))) from None
+    source = validated(PreferenceFiles, data)
     read, found = 0, 0
     for chunk in files.chunks:
         rows = files.read(chunk)

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 from pydantic import (
     Field,
     GetJsonSchemaHandler,
-    ValidationError,
     WithJsonSchema,
     field_validator,
 )
@@ -26,7 +25,7 @@ from pydantic_core import CoreSchema
 
 from flows.catalog import FLOWS
 from flows.distill_rounds import written
-from flows.explain import explain, nearest
+from flows.explain import nearest, validated
 from flows.load import (
     is_name,
     load_recipe,
@@ -68,10 +67,7 @@ class Asked(Config):
     def of(cls, form: Mapping[str, Any]) -> Asked:
         """Raises InputError that names the field of the form which is wrong: what asks Prefect
         without its page is not checked there."""
-        try:
-            return cls.model_validate(form)
-        except ValidationError as error:
-            raise InputError("; ".join(explain(error, cls))) from None
+        return validated(cls, form)
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -254,7 +250,4 @@ def stages_of(written: str | Mapping[str, Any]) -> ChosenStages:
             )
         many = [*fields.get("force_stages", []), value]
         fields[_CHOICES[choice]] = many if choice == "force" else value
-    try:
-        return ChosenStages.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(f"stages: {'; '.join(explain(error, ChosenStages))}") from None
+    return validated(ChosenStages, fields, "stages: ")

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from flows.explain import explain, nearest
+from flows.explain import nearest, validated
 from flows.plan import PlannedStage
 from flows.reasons import stage_reasons
 from flows.recipe import Recipe
@@ -66,10 +66,7 @@ class ChosenStages(Config):
 
 def chosen_of(arguments: Mapping[str, Any]) -> ChosenStages:
     """Read the choice from a flow's arguments. Raises InputError."""
-    try:
-        return ChosenStages.model_validate(arguments.get(ARGUMENT, {}))
-    except ValidationError as error:
-        raise InputError(f"{ARGUMENT}: {'; '.join(explain(error, ChosenStages))}") from None
+    return validated(ChosenStages, arguments.get(ARGUMENT, {}), f"{ARGUMENT}: ")
 
 
 def narrowed(plan: list[PlannedStage], chosen: ChosenStages) -> list[PlannedStage]:

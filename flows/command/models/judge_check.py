@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
 from rich.console import Console
 
 from curricula.rows.conversation import Conversation
@@ -21,7 +20,7 @@ from curricula.rows.pairs import Judged, PairColumns, num_shared, read_judged
 from engines.types import Problem, Status, Transcript
 from flows.command.models.judge_report import SHOWN, Pair, PairScores, lines, report_of
 from flows.command.output import print_json
-from flows.explain import explain, nearest
+from flows.explain import nearest, validated
 from flows.load import load_recipe
 from flows.one_stage.one_domain import columns_of
 from flows.recipe import Recipe
@@ -156,10 +155,7 @@ def _at_an_address(name: str, term: RewardTerm, at: JudgeAddress) -> ExternalJud
         "body": {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks}},
         "cache": False,
     }
-    try:
-        return ExternalJudgeSettings.model_validate(asked)
-    except ValidationError as error:
-        raise InputError("; ".join(explain(error, ExternalJudgeSettings))) from None
+    return validated(ExternalJudgeSettings, asked)
 
 
 def read_pairs(
@@ -167,10 +163,7 @@ def read_pairs(
 ) -> tuple[list[Pair], list[str]]:
     """The first good rows' best and worst answers, and what is wrong with the bad rows before them.
     Raises InputError where none is good."""
-    try:
-        named = PairColumns.model_validate(columns_of(columns))
-    except ValidationError as error:
-        raise InputError("; ".join(explain(error, PairColumns))) from None
+    named = validated(PairColumns, columns_of(columns))
     pairs, bad = list[Pair](), list[str]()
     for file in find_files(files):
         found, _ = first_rows(file, _READ_AT_MOST)

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
@@ -28,9 +27,8 @@ from engines.batching import TokenSequence
 from engines.types import Json, Problem
 from flows.command.models.named_artifacts import find_model
 from flows.command.output import CLOSE, OPEN, print_json
-from flows.explain import explain
+from flows.explain import validated
 from flows.one_stage.one_domain import columns_of
-from infra.config import Config
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files, require_names
 from infra.data_files.tally import BadRow, Reason
@@ -44,7 +42,6 @@ from tasks.mid_training.spec import TextFiles
 from tasks.preference.row_faults import fault_beside
 
 TRAINED, READ = "bold green", "dim"
-S = TypeVar("S", bound=Config)
 
 
 RowKind: TypeAlias = Literal["messages", "prompts", "pairs", "documents"]
@@ -157,7 +154,7 @@ class ReadAs:
             raise InputError("--roles: is for mid-training; write --kind documents too")
         if self.kind == "prompts":
             written = {"files": ["-"], "format": self.layout, "columns": named}
-            source = _settings(PromptSource, written | dict(self.of_prompts))
+            source = validated(PromptSource, written | dict(self.of_prompts))
             return lambda row: _prompt(read_prompt(row, source), renderer)
         for name, value in self.of_prompts.items():
             if value:
@@ -166,13 +163,13 @@ class ReadAs:
         if self.kind == "documents":
             roles = None if list(self.roles) == ["all"] else list(self.roles)
             its = {"text": None, "roles": roles, "columns": named} if self.roles else named
-            source = _settings(TextFiles, {"files": ["-"], "format": self.layout, **its})
+            source = validated(TextFiles, {"files": ["-"], "format": self.layout, **its})
             rendered = source.renderer(renderer)
             return lambda row: _conversation(source.conversations(row)[0], rendered)
         if self.kind == "pairs":
-            pair_columns = _settings(PairColumns, named)
+            pair_columns = validated(PairColumns, named)
             return lambda row: _judged(read_judged(row, pair_columns, self.layout), renderer)
-        columns = _settings(Columns, named)
+        columns = validated(Columns, named)
         return lambda row: _conversation(read_row(row, columns, self.layout), renderer)
 
 
@@ -226,13 +223,6 @@ def _calls_unlisted(made: Prompt | Judged | Conversation) -> bool:
     """Whether a row calls tools and offers none."""
     said = made.answers[0] if isinstance(made, Judged) else made
     return not said.tools and any(message.tool_calls for message in said.messages)
-
-
-def _settings(model: type[S], written: Mapping[str, Any]) -> S:
-    try:
-        return model.model_validate(written)
-    except ValidationError as error:
-        raise InputError("; ".join(explain(error, model))) from None
 
 
 def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:

@@ -327,11 +327,11 @@ def test_a_change_of_an_expert_that_is_not_there_names_the_nearest() -> None:
     ("trainer", "said"),
     [
         (
-            "megatron={use_precision_aware_optimizer: true, optimizer_cpu_offload: true,"
-            " optimizer_offload_fraction: 1.0}",
+            "={precision: bf16, megatron: {use_precision_aware_optimizer: true,"
+            " optimizer_cpu_offload: true, optimizer_offload_fraction: 1.0}}",
             "optimizer_cpu_offload needs a GPU",
         ),
-        ("kernels=fused", "trainer.kernels: fused needs g++ on a CPU"),
+        (".kernels=fused", "trainer.kernels: fused needs g++ on a CPU"),
     ],
 )
 def test_what_a_rank_here_would_refuse_is_refused_before_it_starts(
@@ -339,7 +339,7 @@ def test_what_a_rank_here_would_refuse_is_refused_before_it_starts(
 ) -> None:
     """Where the recipe describes GPUs, which other hosts have, ranks are taken to have all."""
     monkeypatch.setattr("flows.checks.engines.shutil.which", lambda _: None)
-    change = f"experts.agent.path.rl.trainer.{trainer}"
+    change = f"experts.agent.path.rl.trainer{trainer}"
     recipe = load_recipe("cpu-smoke", [change])
     with pytest.raises(InputError) as refused:
         check_recipe(recipe, plan_post_train(recipe))

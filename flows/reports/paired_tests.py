@@ -307,16 +307,20 @@ def _as_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
     """In the form of `scores.json`: one value a problem."""
     outcomes = [[value] for value in cell["outcomes"]]
     name = f"{cell['task']} {cell['metric']}"
-    return {"model": cell["model"], "domain": name, "kind": "task", "outcomes": outcomes}
+    found = {"model": cell["model"], "domain": name, "kind": "task", "outcomes": outcomes}
+    return found | {"less_is_better": cell.get("less_is_better", False)}
 
 
 def _score(first: Mapping[str, Any], second: Mapping[str, Any]) -> PairedScore:
     ours, theirs = _of_both(first, second)
     found = paired(ours, theirs)
+    better, worse = found.better, found.worse
+    if second.get("less_is_better"):
+        better, worse = worse, better
     return PairedScore(
         model=second["model"], domain=second["domain"], kind=second["kind"],
         first=mean(ours), second=mean(theirs), difference=found.difference,
-        low=found.low, high=found.high, better=found.better, worse=found.worse,
+        low=found.low, high=found.high, better=better, worse=worse,
         problems=found.problems, p=found.p, p_adjusted=found.p, test=found.test,
     )  # fmt: skip
 

@@ -100,6 +100,7 @@ def evaluated(order: Order, say: Callable[[int, int], None]) -> dict[str, Any]:
         "samples": {
             task: [_sample(each) for each in rows] for task, rows in found["samples"].items()
         },
+        "higher_is_better": found["higher_is_better"],
     }
 
 

@@ -32,6 +32,7 @@ class TaskScore:
     """0: a group, of whose tasks the score is made"""
     outcomes: Sequence[float] = field(default_factory=list[float])
     """of each document, where the score is their mean"""
+    less_is_better: bool = False
 
     @property
     def name(self) -> str:
@@ -45,6 +46,7 @@ def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
         samples = found["samples"].get(task, [])
         of_documents = _by_metric(samples)
         documents = len({sample["document"] for sample in samples})
+        directions = found.get("higher_is_better", {}).get(task, {})
         for key, value in row.items():
             metric, _, taken_by = key.partition(",")
             if metric.endswith("_stderr"):
@@ -55,8 +57,11 @@ def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
             low, high = _bounds(value, values if is_mean else [], error)
             shown = metric if taken_by == _ANY_FILTER else f"{metric} {taken_by}"
             scores.append(
-                TaskScore(task, shown, value, low, high, documents, values if is_mean else [])
-            )
+                TaskScore(
+                    task, shown, value, low, high, documents, values if is_mean else [],
+                    less_is_better=directions.get(metric) is False,
+                )
+            )  # fmt: skip
     return scores
 
 

@@ -43,6 +43,7 @@ FOUND = {
         "texts": [_sample(0, "none"), _sample(1, "none")],
         "facts": [_sample(0, "last", f1=0.1), _sample(1, "last", f1=0.2)],
     },
+    "higher_is_better": {"sums": {"exact_match": True}, "texts": {"word_perplexity": False}},
 }
 
 
@@ -59,6 +60,7 @@ def test_each_metric_has_the_interval_that_its_documents_allow() -> None:
     assert (texts.low, texts.high) == pytest.approx((8.040036, 11.959964))
     assert texts.outcomes == []
     assert (facts.name, facts.low, facts.high) == ("facts f1 last", None, None)
+    assert [x.less_is_better for x in (sums, texts, facts, both)] == [False, True, False, False]
     assert (both.documents, both.low) == (0, pytest.approx(0.4040036)), "a group"
 
 

@@ -171,6 +171,10 @@ def test_tasks_of_lm_eval_are_compared_by_mean_and_by_document() -> None:
     assert (score.model, score.domain, score.kind) == ("base", "arc acc", "task")
     assert (score.first, score.second, score.better, score.worse) == (0.25, 0.75, 2, 0)
     assert score.p == 0.5, "two documents that differ: 2 x 1/4"
+    for content in (ours.task_scores, theirs.task_scores):
+        content["cells"][0]["less_is_better"] = True
+    (score,) = pair_of(ours, theirs).scores
+    assert (score.difference, score.better, score.worse) == (0.5, 0, 2), "a loss rose"
     few = dataclasses.replace(theirs, task_identity={"version": "1", "settings": {"limit": 9}})
     assert pair_of(ours, few).why_not == (
         "no model was scored in both on the same documents of a task"

@@ -284,7 +284,7 @@ class StageCheckpoints:
         manifest = _CheckpointManifest(
             step=step, attempt=self._attempt, files=files, score=score, rollouts_from=rollouts_from
         )
-        self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()))
+        self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()), sync=True)
         self._damaged.discard(Path(place).name)
         forget_notes(folder)
         shutil.rmtree(folder)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import fsspec
 from fsspec import Callback
@@ -75,20 +75,22 @@ class Store:
             return self.fs.cat_file(self._full(path))
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a file that must not exist yet, whole or not at all. Raises FileExistsError."""
+        """Write a file that must not exist yet, whole or not at all, also at a power cut. Raises
+        FileExistsError."""
         with self._explained("create", path, FileNotFoundError):
             if self.is_local:
                 self._create_local(Path(self._full(path)), data)
             else:
                 self._create_remote(self._full(path), data)
 
-    def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file, whole or not at all."""
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        """Write or replace a file, whole or not at all; with `sync` also at a power cut, which
+        takes a moment."""
         with self._explained("write", path, FileNotFoundError, FileExistsError):
             if not self.is_local:
                 self.fs.pipe_file(self._full(path), data)
                 return
-            with _draft(Path(self._full(path)), data) as draft:
+            with _draft(Path(self._full(path)), data, sync=sync) as draft:
                 os.replace(draft, self._full(path))
 
     def exists(self, path: str) -> bool:
@@ -146,7 +148,7 @@ class Store:
         return f"{self._base.rstrip('/')}/{path}".rstrip("/")
 
     def _create_local(self, target: Path, data: bytes) -> None:
-        with _draft(target, data) as draft:
+        with _draft(target, data, sync=True) as draft:
             os.link(draft, target)  # atomic, and refuses a name that is taken
 
     def _create_remote(self, target: str, data: bytes) -> None:
@@ -232,12 +234,14 @@ def check_file(
 
 
 def _copy_hashed(source: Path, target: Path, on_progress: OnProgress) -> str:
-    """Copy while hashing: the bytes are read once."""
+    """Copy while hashing: the bytes are read once. They are on the disk before a manifest names
+    them, and before what they replace is deleted."""
     digest = hashlib.sha256()
     with target.open("wb") as writer:
         for chunk in _chunks(source, on_progress):
             digest.update(chunk)
             writer.write(chunk)
+        _sync(writer)
     return digest.hexdigest()
 
 
@@ -251,13 +255,21 @@ def _chunks(path: Path, on_progress: OnProgress) -> Generator[bytes]:
                 on_progress()
 
 
+def _sync(writer: IO[bytes]) -> None:
+    writer.flush()
+    os.fsync(writer.fileno())
+
+
 @contextmanager
-def _draft(target: Path, data: bytes) -> Generator[Path]:
+def _draft(target: Path, data: bytes, *, sync: bool) -> Generator[Path]:
     """A finished, hidden file beside the target, removed afterwards."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
-        draft.write_bytes(data)
+        with draft.open("wb") as writer:
+            writer.write(data)
+            if sync:
+                _sync(writer)
         yield draft
     finally:
         draft.unlink(missing_ok=True)

@@ -189,3 +189,29 @@ def test_a_password_in_the_root_is_refused_and_not_repeated() -> None:
     with pytest.raises(StorageError, match="holds a secret") as told:
         Store("ftp://someone:hunter2@host/folder")
     assert "hunter2" not in str(told.value)
+
+
+def test_what_must_outlive_a_power_cut_is_on_the_disk_before_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def sync(number: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+        assert not any(store.exists(name) for name in ("manifest.json", "kept")), "seen too early"
+
+    monkeypatch.setattr(os, "fsync", sync)
+    store = Store(str(tmp_path / "store"))
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("config.json", "model"):
+        (source / name).write_bytes(b"x")
+    store.upload_folder(source, "a1")
+    assert sorted(synced) == ["config.json", "model"]
+    synced.clear()
+    store.write("pulse", b"1")
+    assert not synced, "what is written each second does not wait for the disk"
+    store.create("manifest.json", b"{}")
+    store.delete_tree("manifest.json")
+    store.write("kept", b"{}", sync=True)
+    assert [name.split(".")[1] for name in synced] == ["manifest", "kept"]

@@ -178,6 +178,8 @@ def _live_or_new(work: StageWork, place: RunPlace, claims: Claims) -> Claim:
     """The newest attempt while nothing says that it is over; else a new one of ours."""
     while True:
         _unless_let_go(work, place)
+        if place.cancelled.is_set():
+            raise StageStopped(f"stage {work.name} was not started")
         newest = claims.latest()
         if newest is not None and newest.end is None and not _known_dead(place, claims, newest):
             return newest
@@ -251,6 +253,8 @@ def _follow(work: StageWork, place: RunPlace, claims: Claims, claim: Claim, watc
     job, mine = claim.owner.job, claim.owner.run == place.run
     kills = kernel_kills()
     watch.started(job, claim.number, mine)
+    if place.cancelled.is_set() and mine:
+        place.launcher.stop(job)  # who cancelled the run may have looked before this was on record
     if _reachable(place, claim):
         with _vigil(place, claims, claim):
             place.launcher.follow(job, lambda line: dispatch(job, line, watch), place.let_go)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationError
 
 from infra.config import Config
 from infra.errors import FencedOut, StorageError
@@ -46,6 +46,15 @@ class Claim(Config):
     end: End | None = None
 
 
+_UNKNOWN = Owner(home="", launcher="", job="", run="")
+_DAMAGED = End(outcome="failed", message="what was written about it is damaged", retryable=True)
+
+
+def _is_cut_short(error: ValidationError) -> bool:
+    """Whether it is no JSON; a field of a newer version is no damage."""
+    return error.errors()[0]["type"] == "json_invalid"
+
+
 class Claims:
     """The attempts at one stage."""
 
@@ -67,7 +76,13 @@ class Claims:
             )
 
     def read(self, number: int) -> Claim:
-        owner = Owner.model_validate_json(self._store.read(self._path(number, "claim.json")))
+        """A claim that a power cut left without its owner is over: nobody can find its job."""
+        try:
+            owner = Owner.model_validate_json(self._store.read(self._path(number, "claim.json")))
+        except ValidationError as error:
+            if not _is_cut_short(error):
+                raise
+            return Claim(number=number, owner=_UNKNOWN, end=_DAMAGED)
         return Claim(number=number, owner=owner, end=self.end_of(number))
 
     def take(self, number: int, owner: Owner) -> Claim | None:
@@ -82,10 +97,16 @@ class Claims:
         path = self._path(number, "end.json")
         if not self._store.exists(path):
             return None
-        return End.model_validate_json(self._store.read(path))
+        try:
+            return End.model_validate_json(self._store.read(path))
+        except ValidationError as error:
+            if not _is_cut_short(error):
+                raise
+            return _DAMAGED  # the attempt had ended all the same
 
     def finish(self, number: int, end: End) -> None:
-        self._store.write(self._path(number, "end.json"), end.model_dump_json().encode())
+        data = end.model_dump_json().encode()
+        self._store.write(self._path(number, "end.json"), data, sync=True)
 
     def beat(self, number: int, beat: int) -> None:
         self._store.write(self._path(number, "pulse"), str(beat).encode())

@@ -1,0 +1,91 @@
+"""Attempts at a stage that a power cut or a cancelled run leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from infra.store.artifacts import ArtifactStore
+from infra.store.store import Store
+from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
+from tasks.durable.attempts import RunPlace, StageStopped, StageWork, is_under_way, run_stage
+from tasks.durable.claims import Claims, End, Owner
+from tasks.durable.launch import LocalLauncher
+from tasks.stage import Resources, StageResources
+
+pytestmark = pytest.mark.unit
+
+DIGEST = "3f09c2b1a7d4" + 52 * "0"
+OWNER = Owner(home="elsewhere", launcher="ray", job="job", run="another")
+
+
+class Watch:
+    def line(self, text: str) -> None: ...
+    def progress(self, done: int, total: int, message: str) -> None: ...
+    def warn(self, message: str) -> None: ...
+    def started(self, job: str, attempt: int, mine: bool) -> None: ...
+
+
+class CancelledMeanwhile(LocalLauncher):
+    """The run is cancelled while the job is on its way; the job itself would go on for a minute."""
+
+    place: RunPlace
+
+    def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
+        LocalLauncher.submit(self, job, ["-c", "import time; time.sleep(60)"], env)
+        self.place.cancelled.set()
+
+
+def _place(folder: Path, launcher: LocalLauncher) -> RunPlace:
+    store = Store(str(folder / "store"))
+    artifacts = ArtifactStore(store, folder / "cache")
+    return RunPlace(store, artifacts, launcher, "home", "run", Resources())
+
+
+@pytest.mark.parametrize("damage", [b"", bytes(80)], ids=["empty", "zeros"])
+@pytest.mark.parametrize("file", ["claim", "end"])
+def test_an_attempt_whose_file_a_power_cut_damaged_is_over(
+    tmp_path: Path, file: str, damage: bytes
+) -> None:
+    place = _place(tmp_path, LocalLauncher())
+    claims = Claims(place.store, "base", DIGEST)
+    claims.take(1, OWNER)
+    claims.finish(1, End(outcome="stopped"))
+    (tmp_path / f"store/attempts/base/{DIGEST[:12]}/1.{file}.json").write_bytes(damage)
+    newest = claims.latest()
+    assert newest is not None
+    assert newest.end is not None
+    assert (newest.number, newest.end.outcome, newest.end.retryable) == (1, "failed", True)
+    assert not is_under_way(place, "base", DIGEST)
+    assert claims.take(2, OWNER), "the next attempt is made"
+
+
+def test_a_claim_of_a_newer_version_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    claims = Claims(Store(str(tmp_path)), "base", DIGEST)
+    newer = OWNER.model_dump_json()[:-1] + ', "region": "eu"}'
+    Store(str(tmp_path)).write(f"attempts/base/{DIGEST[:12]}/1.claim.json", newer.encode())
+    with pytest.raises(ValidationError, match="region"):
+        claims.latest()
+
+
+def test_a_run_that_is_cancelled_while_its_job_is_submitted_leaves_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    launcher = CancelledMeanwhile()
+    launcher.place = place = _place(tmp_path, launcher)
+    random = RandomModel(
+        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_size=16, vocab_size=300
+    )
+    spec = BaseSpec(settings=BaseSettings(random=random))
+    began = time.monotonic()
+    with pytest.raises(StageStopped):
+        run_stage(StageWork("base", spec, {}, StageResources(), DIGEST), place, Watch())
+    assert time.monotonic() - began < 30, "the job was asked to end"
+    with pytest.raises(StageStopped):  # and none is made afterwards
+        run_stage(StageWork("base", spec, {}, StageResources(), DIGEST), place, Watch())
+    assert len(place.store.listdir("jobs")) == 1

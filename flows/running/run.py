@@ -23,7 +23,7 @@ from flows.recipe import Recipe
 from flows.running.chosen_stages import not_stored
 from flows.running.records import RunRecord, RunState, StageRecord
 from flows.running.tracked_run import TrackedRun
-from infra.errors import InputError, StageFailed, TributaryError
+from infra.errors import InputError, StageFailed, StorageError, TributaryError
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.timeline import TRACE_FILE
 from infra.user_files import InstalledFiles
@@ -286,6 +286,7 @@ class _Recorded:
         self._record, self._inner = record, inner
         self._began = time.time()
         self._written = 0.0
+        self._is_behind = False
         self._before = known.seconds if known else 0.0
         self._stage = StageRecord(
             name=planned.name,
@@ -295,6 +296,10 @@ class _Recorded:
             before=known.before if known else 0.0,
             started=known.started if known else self._began,
         )
+        if known and known.state == "running" and known.mine and known.digest == digest:
+            self._stage = self._stage.model_copy(
+                update={"state": "running", "job": known.job, "mine": True}
+            )
 
     @property
     def mine(self) -> bool:
@@ -307,7 +312,7 @@ class _Recorded:
         now = time.time()
         first = {} if self._stage.begun_at else {"begun": done, "begun_at": now}
         if first or done >= total or now - self._written >= RECORD_SECONDS:
-            self._put(done=done, total=total, message=message, told=now, **first)
+            self._show(done=done, total=total, message=message, told=now, **first)
         self._inner.progress(done, total, message)
 
     def warn(self, message: str) -> None:
@@ -315,15 +320,17 @@ class _Recorded:
 
     def started(self, job: str, attempt: int, mine: bool) -> None:
         self._began = time.time()
-        self._put(
+        self._show(
             state="running", job=job, mine=mine, started=self._began, before=self._before,
             begun_at=0.0,
         )  # fmt: skip
         self._inner.started(job, attempt, mine)
 
     def wait(self) -> None:
-        """For a slot, and for its job to start."""
-        self._put(state="pending")
+        """For a slot, and for its job to start. A job that an earlier process of the run left may
+        run meanwhile: its record stays, for whoever cancels the run."""
+        if not self._stage.job:
+            self._put(state="pending")
 
     def say(self, message: str) -> None:
         """Show and record a message of a stage that is done."""
@@ -344,6 +351,18 @@ class _Recorded:
         made = {} if artifact is None else _of_artifact(artifact)
         seconds = round(self._before + time.time() - self._began, 2)
         self._put(state=state, message=message[:2000], seconds=seconds, **made)
+
+    def _show(self, **changes: object) -> None:
+        """Of a stage whose job goes on: a store that is away for a moment is no reason to leave it.
+        The next record says what this one would have."""
+        try:
+            self._put(**changes)
+        except StorageError as error:
+            if not self._is_behind:
+                self._inner.warn(f"the stage's record is behind: {error}")
+            self._is_behind = True
+        else:
+            self._is_behind = False
 
     def _put(self, **changes: object) -> None:
         self._written = time.time()

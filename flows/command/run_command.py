@@ -230,7 +230,7 @@ class _Deployed:
             self._flow_run = known
         else:
             self._flow_run = self._start()
-        self._state, self._message, self._asked = "PENDING", "", 0.0
+        self._state, self._message, self._asked = "PENDING", "", -SERVER_POLL_SECONDS
         self._silent, self._console = False, console
         self._answered = self._lived = time.monotonic()
         self._has_begun = False
@@ -259,8 +259,8 @@ class _Deployed:
 
     @property
     def is_over(self) -> bool:
-        if time.time() - self._asked >= SERVER_POLL_SECONDS:
-            self._asked = time.time()
+        if time.monotonic() - self._asked >= SERVER_POLL_SECONDS:
+            self._asked = time.monotonic()
             self._ask()
         if self._state == "CRASHED":  # a flow that lives says so soon
             return not is_running(self._record.run)

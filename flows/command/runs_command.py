@@ -197,7 +197,7 @@ def cancel_run(run: str, json: bool, console: CommandConsole) -> int:
     """0 when it does not run any more; 1 if it still does after `CANCEL_SECONDS`."""
     record = find_run(run)
     before = record.state()
-    if before.state not in LIVE and not is_running(record.run):
+    if before.state not in LIVE and not record.has_jobs and not is_running(record.run):
         return _said(
             record, before, f"run {record.run} does not run: it is {before.state}", json, console
         )

@@ -110,8 +110,10 @@ class RunState(Config):
 
 
 def _seconds_at(record: StageRecord | RunState, now: float) -> float:
-    """Seconds of work up to `now` (Unix time), those of the present go included."""
-    return record.seconds + (now - record.started if record.state == "running" else 0.0)
+    """Seconds of work up to `now` (Unix time), those of the present go included. A clock that was
+    set back takes none away."""
+    present = max(0.0, now - record.started) if record.state == "running" else 0.0
+    return record.seconds + present
 
 
 class RunHead(Config):
@@ -203,6 +205,11 @@ class RunRecord:
         names = [file.removesuffix(".json") for file in files]
         found = [done.get(name) or self.stage(name) for name in names]
         return {stage.name: stage for stage in found if stage is not None}
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs may go on, as those of a run that was suspended or whose flow died do."""
+        return any(stage.state == "running" for stage in self.stages().values())
 
     def stage(self, name: str) -> StageRecord | None:
         again = f"Delete it and `tributary resume {self.run}`: a finished stage is cached"

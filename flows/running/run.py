@@ -235,7 +235,7 @@ class RecipeRun:
 @contextlib.contextmanager
 def recorded(record: RunRecord, links: Mapping[str, str], flow_run: str = "") -> Generator[None]:
     """Keep the run's state on record: running, then how it ended and after how long."""
-    before, started = record.state(), time.time()
+    before, started, since = record.state(), time.time(), time.monotonic()
     state = RunState(
         state="running",
         started=started,
@@ -247,7 +247,7 @@ def recorded(record: RunRecord, links: Mapping[str, str], flow_run: str = "") ->
 
     def end(name: str, message: str = "") -> None:
         latest = record.state()
-        seconds = before.seconds + time.time() - started
+        seconds = before.seconds + time.monotonic() - since
         record.put_state(
             latest.model_copy(
                 update={"state": name, "message": message, "seconds": round(seconds, 2)}
@@ -284,7 +284,7 @@ class _Recorded:
         known: StageRecord | None,
     ) -> None:
         self._record, self._inner = record, inner
-        self._began = time.time()
+        self._began, self._since = time.time(), time.monotonic()
         self._written = 0.0
         self._is_behind = False
         self._before = known.seconds if known else 0.0
@@ -311,7 +311,7 @@ class _Recorded:
     def progress(self, done: int, total: int, message: str) -> None:
         now = time.time()
         first = {} if self._stage.begun_at else {"begun": done, "begun_at": now}
-        if first or done >= total or now - self._written >= RECORD_SECONDS:
+        if first or done >= total or time.monotonic() - self._written >= RECORD_SECONDS:
             self._show(done=done, total=total, message=message, told=now, **first)
         self._inner.progress(done, total, message)
 
@@ -319,7 +319,7 @@ class _Recorded:
         self._inner.warn(message)
 
     def started(self, job: str, attempt: int, mine: bool) -> None:
-        self._began = time.time()
+        self._began, self._since = time.time(), time.monotonic()
         self._show(
             state="running", job=job, mine=mine, started=self._began, before=self._before,
             begun_at=0.0,
@@ -349,7 +349,7 @@ class _Recorded:
 
     def end(self, state: str, message: str = "", artifact: ArtifactRecord | None = None) -> None:
         made = {} if artifact is None else _of_artifact(artifact)
-        seconds = round(self._before + time.time() - self._began, 2)
+        seconds = round(self._before + time.monotonic() - self._since, 2)
         self._put(state=state, message=message[:2000], seconds=seconds, **made)
 
     def _show(self, **changes: object) -> None:
@@ -365,7 +365,7 @@ class _Recorded:
             self._is_behind = False
 
     def _put(self, **changes: object) -> None:
-        self._written = time.time()
+        self._written = time.monotonic()
         self._stage = self._stage.model_copy(update=changes)
         self._record.put_stage(self._stage)
 

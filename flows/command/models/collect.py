@@ -82,8 +82,8 @@ def survey(
 ) -> Survey:
     """What nothing needs. `aliases`: those of MLflow; None where it cannot be asked.
 
-    Of a run that is not kept two files are read, of an artifact that is kept none, and of one that
-    is not its manifest, which says how large it is and whose.
+    Of a completed run that is not kept two files are read, of an artifact that is kept none, and of
+    one that is not its manifest, which says how large it is and whose.
     """
     found, dropped = look_for_needs(artifacts, keep_runs, aliases)
     found.unneeded = list(_unneeded(artifacts, found, dropped))
@@ -138,7 +138,8 @@ def _runs(
 
 @dataclass(slots=True)
 class _Look:
-    """What a run's first two files say, of however many."""
+    """What a run's first two files say, of however many; of one that did not complete, its stages
+    too: the job of a suspended one goes on."""
 
     record: RunRecord
     recipe: str = ""
@@ -155,7 +156,8 @@ def _look(record: RunRecord) -> _Look | None:
     try:
         head = record.head()
         look.recipe, look.created = str(head.recipe.get("name", "")), head.created
-        look.is_live = record.state().state in _LIVE
+        state = record.state().state
+        look.is_live = state in _LIVE or (state != "completed" and record.has_jobs)
     except InputError:
         return None
     except TributaryError as error:

@@ -21,7 +21,7 @@ from flows.command.models.collect import survey
 from flows.command.models.named_artifacts import find_named_model, locate_artifact
 from flows.command.models.serve import ready_lines, shown_key
 from flows.load import load_recipe, validate_recipe
-from flows.running.records import RunEntry, RunHead, RunRecord, store_at
+from flows.running.records import RunEntry, RunHead, RunRecord, StageRecord, store_at
 from infra.errors import InfrastructureError, InputError
 from infra.store.store import Store
 from infra.tracking.rest import AliasedArtifact
@@ -288,10 +288,12 @@ def test_an_unfinished_stage_of_a_dropped_run_goes_with_it(home: Path) -> None:
     store, left = artifact_store().store, digest("unfinished")
     store.write(f"checkpoints/rl/{left[:12]}/step-00000001-a1/manifest.json", b"x")
     assert left[:12] not in needed(1)[0]
-    put_run({"agent-rl": ("rl", left)}, state="failed")
+    run = put_run({"agent-rl": ("rl", left)}, state="failed")
     assert left[:12] not in needed(1)[0]
     put_run({"base": ("base", BASE), "agent-sft": ("sft", SFT), "agent-rl": ("rl", RL)})
     assert left[:12] in needed(1)[0]
+    run.put_stage(StageRecord(name="agent-rl", kind="rl", digest=left, state="running"))
+    assert left[:12] not in needed(1)[0], "of a suspended run the job goes on"
 
 
 def test_serve_refuses_what_cannot_be_served_before_it_starts_anything(

@@ -18,7 +18,7 @@ from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
 from flows.running.run_lock import working_on
 from infra.home import home
-from tasks.durable.launch import log_path
+from tasks.durable.launch import LocalLauncher, log_path
 from tests.parts.machine import until
 from tests.parts.recorded_run import exit_code
 
@@ -101,6 +101,24 @@ def test_a_run_whose_process_died_is_put_on_record_as_stopped(
     stage = run.stage("agent-rl")
     assert stage is not None
     assert stage.state == "stopped"
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_the_jobs_of_a_run_that_was_suspended_or_whose_flow_died_are_stopped(state: str) -> None:
+    """Such a run is over, but its job goes on."""
+    run, launcher = _run(), LocalLauncher()
+    run.put_state(RunState.model_validate({"state": state}))
+    job = StageRecord(name="agent-rl", kind="rl", state="running", job="job", mine=True)
+    run.put_stage(job)
+    launcher.submit("job", ["-c", "import time; time.sleep(60)"], {})
+    try:
+        assert exit_code(["cancel", "first"]) == 0
+        until(lambda: launcher.state("job") == "over", 5)
+    finally:
+        launcher.stop("job")
+    stage = run.stage("agent-rl")
+    assert stage is not None
+    assert (stage.state, run.state().state) == ("stopped", state)
 
 
 HOLD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,22 @@ def test_a_job_that_an_earlier_process_left_stays_on_record_while_the_stage_wait
     assert found is not None
     assert found.state == state
     assert (found.job, found.mine) == ((LEFT.job, True) if state == "running" else ("", False))
+
+
+def test_a_clock_that_is_set_back_stops_no_record_and_takes_no_time_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.running.run.RECORD_SECONDS", 0.0)
+    recorded = _recorded(Store(str(tmp_path)), Said())
+    recorded.progress(1, 9, "step 1")
+    hour_ago = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: hour_ago)
+    recorded.progress(2, 9, "step 2")
+    found = RunRecord(Store(str(tmp_path)), "run").stage("base")
+    assert found is not None
+    assert found.done == 2
+    assert found.model_copy(update={"state": "running"}).seconds_at(hour_ago) == 0.0
+    recorded.end("completed")
+    found = RunRecord(Store(str(tmp_path)), "run").stage("base")
+    assert found is not None
+    assert found.seconds >= 0.0

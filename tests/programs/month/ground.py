@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,20 +86,22 @@ class Ground:
     def all_points(self) -> int:
         """How many points MLflow has, and will have: those of a killed attempt wait for the next
         one, which sends them."""
-        waiting = {
-            (point["key"], point["step"])
-            for file in spool_folder().glob("*.jsonl")
-            for line in file.read_bytes().splitlines(keepends=True)
-            if line.endswith(b"\n")  # the last one may be incomplete
-            for point in json.loads(line)["metrics"]
-        }
-        known = "select count(*) from metrics where key = ? and step = ?"
-        unsent = sum(not self._count(known, *point) for point in waiting)
+        waiting: defaultdict[str, set[int]] = defaultdict(set)
+        for file in spool_folder().glob("*.jsonl"):
+            for line in file.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):  # the last one may be incomplete
+                    for point in json.loads(line)["metrics"]:
+                        waiting[point["key"]].add(point["step"])
+        known = "select step from metrics where key = ?"
+        unsent = sum(len(s.difference(*self._rows(known, key))) for key, s in waiting.items())
         return self._count("select count(*) from metrics") + unsent
 
-    def _count(self, query: str, *given: str | int) -> int:
+    def _count(self, query: str, *given: str) -> int:
+        return self._rows(query, *given)[0][0]
+
+    def _rows(self, query: str, *given: str) -> list[tuple[int, ...]]:
         with sqlite3.connect(f"file:{self.folder}/mlflow/mlflow.db?mode=ro", uri=True) as database:
-            return database.execute(query, given).fetchone()[0]
+            return database.execute(query, given).fetchall()
 
     def _given(self, name: str) -> JobInput:
         recipe = self.record.recipe()

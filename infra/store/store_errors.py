@@ -16,8 +16,18 @@ _CREDENTIALS = {
 _TAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
+_BROKEN_OFF = {
+    "HTTPClientError", "IncompleteReadError", "ClientPayloadError", "ClientConnectionError",
+}  # fmt: skip
+"""botocore's and aiohttp's errors of a transfer that began, by name: neither is imported here"""
+
+_LASTING = (501, 507)
+"""HTTP: not implemented, no room"""
+
+
 def explain(error: Exception, action: str, place: str) -> StorageError:
-    """The error that a person sees. Only an unreachable store may be tried again by itself."""
+    """The error that a person sees. Only a store that is busy or out of reach may be tried again by
+    itself."""
     cause, advice, passes = _diagnose(error, place)
     told = StorageError(f"could not {action} {place or 'the store'}: {cause} ({error}). {advice}")
     told.retryable = passes
@@ -37,6 +47,8 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
     remote = "://" in place and not place.startswith("file://")
     if number in _FULL:
         return "the disk or quota is full", "Free space there, or set `storage.root`", False
+    if _code(error) == "RequestTimeTooSkewed":
+        return "this machine's clock is wrong", "Set it, as by NTP, and run again", False
     if remote and (isinstance(error, PermissionError) or _code(error) in _CREDENTIALS):
         return (
             "the credentials were refused",
@@ -71,6 +83,12 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
             "Check the network and AWS_ENDPOINT_URL, then run again",
             True,
         )
+    if remote and _is_busy(error):
+        return (
+            "the store is busy, or broke the transfer off",
+            "Run again; if it persists, ask those who run the store",
+            True,
+        )
     if isinstance(error, ImportError | ValueError):
         return (
             "this kind of store is not supported",
@@ -80,11 +98,25 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
     return type(error).__name__, "See the cause and run again", False
 
 
-def _code(error: BaseException | None) -> str:
-    """The service's own error code, from the error or what caused it."""
+def _is_busy(error: Exception) -> bool:
+    """Whether the same request may succeed in a moment."""
+    status = _response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if status in _LASTING:
+        return False
+    return status >= 500 or status in (409, 429) or bool(names & _BROKEN_OFF)
+
+
+def _code(error: BaseException) -> str:
+    """The service's own error code."""
+    return str(_response(error).get("Error", {}).get("Code", ""))
+
+
+def _response(error: BaseException | None) -> dict[str, Any]:
+    """What the service answered, from the error or what caused it."""
     while error is not None:
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
+            return response
         error = error.__cause__
-    return ""
+    return {}

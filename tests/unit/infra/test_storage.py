@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+from aiohttp import ClientPayloadError, ServerDisconnectedError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
+from s3fs.errors import translate_boto_error
 
 from infra.errors import CorruptArtifact, StorageError
 from infra.store import store as store_module
@@ -153,7 +161,52 @@ def test_refused_credentials_are_named_and_never_retried(code: str) -> None:
     assert not told.retryable
 
 
-def test_only_an_unreachable_store_may_be_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("code", "status", "passes"),
+    [
+        ("SlowDown", 503, True),
+        ("InternalError", 500, True),
+        ("502", 502, True),
+        ("OperationAborted", 409, True),
+        ("TooManyRequests", 429, True),
+        ("NotImplemented", 501, False),
+        ("InsufficientStorage", 507, False),
+        ("InvalidRequest", 400, False),
+    ],
+)
+def test_what_a_service_will_do_in_a_moment_may_be_tried_again(
+    code: str, status: int, passes: bool
+) -> None:
+    """S3's error as s3fs hands it on: an OSError that the service's answer has caused."""
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = translate_boto_error(ClientError(answer, "PutObject"))  # pyrefly: ignore[bad-argument-type]
+    told = explain(error, "upload to", "s3://bucket/a")
+    assert told.retryable is passes
+    assert ("the store is busy" in str(told)) is passes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ReadTimeoutError(endpoint_url="http://x"),
+        IncompleteReadError(actual_bytes=1, expected_bytes=2),
+        ClientPayloadError("not enough data"),
+        ServerDisconnectedError(),
+    ],
+)
+def test_a_transfer_that_broke_off_may_be_tried_again(error: Exception) -> None:
+    assert explain(error, "download", "s3://bucket/a").retryable
+
+
+def test_a_wrong_clock_is_not_taken_for_wrong_credentials() -> None:
+    told = explain(
+        translate_boto_error(_client_error("RequestTimeTooSkewed")), "read", "s3://bucket/a"
+    )
+    assert "this machine's clock is wrong" in str(told)
+    assert "AWS_ACCESS_KEY_ID" not in str(told)
+
+
+def test_an_unreachable_store_may_be_tried_again() -> None:
     assert explain(EndpointConnectionError(endpoint_url="http://x"), "read", "s3://b/a").retryable
     missing = explain(NoCredentialsError(), "read", "s3://b/a")
     assert "no complete credentials" in str(missing)

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 import re
-import shutil
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,17 +158,18 @@ def _checksums(contents: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _installed(kind: str, contents: Mapping[str, bytes]) -> Path | None:
-    """The folder `$TRIBUTARY_HOME/<kind>/<digest>` with the files in it; None for none."""
+    """The folder `$TRIBUTARY_HOME/<kind>/<digest>` with the files in it; None for none. What a part
+    has written into one of them, or a crash has cut off, is put right."""
     if not contents:
         return None
-    name = digest_of(_checksums(contents))[:16]
-    folder = home() / kind / name
-    if not folder.is_dir():
-        draft = folder.with_name(f"{name}.{id(contents):x}")
-        for relative, text in contents.items():
-            (draft / relative).parent.mkdir(parents=True, exist_ok=True)
-            (draft / relative).write_bytes(text)
-        _publish(draft, folder)
+    folder = home() / kind / digest_of(_checksums(contents))[:16]
+    for relative, text in contents.items():
+        file = folder / relative
+        if not (file.is_file() and file.read_bytes() == text):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+            draft.write_bytes(text)
+            draft.replace(file)
     return folder
 
 
@@ -186,10 +187,3 @@ def _forget_others(folder: Path | None) -> None:
 def _is_hook_outside(file: str, folder: Path | None) -> bool:
     """Say whether a file is an installed hook that is not in this folder."""
     return HOOK_COPY.search(file) is not None and folder not in Path(file).parents
-
-
-def _publish(draft: Path, folder: Path) -> None:
-    try:
-        draft.rename(folder)
-    except OSError:  # another process wrote the same content first
-        shutil.rmtree(draft)

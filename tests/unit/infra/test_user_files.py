@@ -130,3 +130,19 @@ def test_two_hooks_of_one_name_are_refused_with_both_paths(tmp_path: Path, secon
         read_hooks(named)
     assert all(path in str(refused.value) for path in named)
     assert list(same_names([named[0], named[0]])) == []
+
+
+def test_what_a_part_wrote_into_its_data_is_put_right_for_the_next_stage(folder: Path) -> None:
+    """Else the next stage would read it under the digest of what the recipe lists."""
+    (folder / "words.txt").write_text("one two")
+    (folder / "hook_of_mine.py").write_text("WORDS = 2\n")
+    files = read_hooks([str(folder / "hook_of_mine.py")], [str(folder / "words.txt")])
+    installed = install_hooks(files).folder
+    assert installed is not None
+    with data_path("words.txt").open("a") as file:
+        file.write(" three")
+    (installed / "hook_of_mine.py").write_bytes(b"")  # as a power cut leaves it
+    assert install_hooks(files).folder == installed
+    assert data_path("words.txt").read_text() == "one two"
+    assert (installed / "hook_of_mine.py").read_text() == "WORDS = 2\n"
+    assert [file.name for file in data_path("words.txt").parent.iterdir()] == ["words.txt"]

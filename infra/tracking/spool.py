@@ -102,13 +102,20 @@ class SpoolFile:
     def append(self, entry: Entry) -> None:
         """Raises OSError when the home is full or read-only."""
         if self._file is None:
-            folder = spool_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            self._path = folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
-            self._file = self._path.open("ab")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._file = self._opened()
         self._file.write(json.dumps(asdict(entry)).encode() + b"\n")
         self._file.flush()
+
+    def _opened(self) -> IO[bytes]:
+        folder = spool_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            self._path = folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
+            file = self._path.open("ab")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()  # before it had its lock, another process took it for left behind
 
     def clear(self) -> None:
         """All of it was sent."""

@@ -13,9 +13,10 @@ import pytest
 
 from infra.processes.network import free_ports
 from infra.stack import doctor
+from infra.tracking import spool
 from infra.tracking import tracker as tracker_module
 from infra.tracking.refusals import refused_folder
-from infra.tracking.spool import KnownSteps, deliver_spool, spool_folder
+from infra.tracking.spool import Entry, KnownSteps, SpoolFile, deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
 from tests.parts.json_server import json_server
 from tests.parts.machine import until
@@ -196,3 +197,24 @@ def test_what_waits_for_a_server_that_is_down_is_kept_on_disk_alone(
         until(lambda: tracker.flush(20), 60)
     assert sorted(stand_in.metrics) == [("loss", step) for step in range(100)]
     assert not list(spool_folder().glob("*.jsonl"))
+
+
+def test_entries_are_not_written_into_a_file_that_another_process_has_just_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between its making and its lock, a file looks as one that a dead process left."""
+    lock, removed = spool.fcntl.flock, list[Path]()
+
+    def after_another(file: Any, kind: int) -> None:
+        if not removed:
+            removed.extend(spool_folder().iterdir())
+            removed[0].unlink()
+        lock(file, kind)
+
+    monkeypatch.setattr(spool.fcntl, "flock", after_another)
+    file = SpoolFile()
+    file.append(Entry("run", status="FINISHED"))
+    file.release()
+    (left,) = spool_folder().iterdir()
+    assert left not in removed
+    assert b"FINISHED" in left.read_bytes()

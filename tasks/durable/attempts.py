@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from infra import errors
@@ -240,12 +240,20 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         hand_over(given.job, place.secrets.needed_by(stage))
         place.launcher.submit(given.job, job_command(place.store.root, given.job), place.env)
     except Exception as error:
+        if _is_there(place, given.job):
+            return  # its reply was lost
         withdraw(given.job)
         claims.finish(
             claim.number,
             End(outcome="failed", error=type(error).__name__, message=str(error), retryable=True),
         )
         raise
+
+
+def _is_there(place: RunPlace, job: str) -> bool:
+    with suppress(TributaryError):
+        return place.launcher.state(job) != "unknown"
+    return False
 
 
 def _follow(work: StageWork, place: RunPlace, claims: Claims, claim: Claim, watch: _Tail) -> End:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from infra.errors import InfrastructureError
 from infra.store.artifacts import ArtifactStore
 from infra.store.store import Store
 from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
@@ -38,6 +39,14 @@ class CancelledMeanwhile(LocalLauncher):
     def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
         LocalLauncher.submit(self, job, ["-c", "import time; time.sleep(60)"], env)
         self.place.cancelled.set()
+
+
+class ReplyLost(CancelledMeanwhile):
+    """The job is taken, and nobody hears of it."""
+
+    def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
+        CancelledMeanwhile.submit(self, job, arguments, env)
+        raise InfrastructureError("no answer")
 
 
 def _place(folder: Path, launcher: LocalLauncher) -> RunPlace:
@@ -72,11 +81,11 @@ def test_a_claim_of_a_newer_version_is_not_taken_for_damaged(tmp_path: Path) -> 
         claims.latest()
 
 
+@pytest.mark.parametrize("launcher", [CancelledMeanwhile(), ReplyLost()])
 def test_a_run_that_is_cancelled_while_its_job_is_submitted_leaves_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: CancelledMeanwhile
 ) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    launcher = CancelledMeanwhile()
     launcher.place = place = _place(tmp_path, launcher)
     random = RandomModel(
         hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_size=16, vocab_size=300

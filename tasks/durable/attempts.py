@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from infra import errors
-from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, TributaryError
+from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, StorageError, TributaryError
 from infra.processes.memory import kernel_kills, memory_words
 from infra.processes.secret_file import hand_over, withdraw
 from infra.secret_references import RunSecrets
@@ -336,12 +336,14 @@ def _wait_elsewhere(work: StageWork, place: RunPlace, claims: Claims, claim: Cla
     """Wait for a job that we see only through the store."""
     pulse, changed = claims.pulse(claim.number), time.monotonic()
     while time.monotonic() - changed < place.expiry_seconds:
-        if claims.end_of(claim.number) is not None or place.cancelled.is_set():
+        if place.cancelled.is_set() or place.let_go.is_set():
             return
-        if place.let_go.is_set():
-            return
-        if place.artifacts.find(work.spec.kind, work.digest) is not None:
-            return
+        try:
+            if claims.end_of(claim.number) or place.artifacts.find(work.spec.kind, work.digest):
+                return
+        except StorageError as error:  # for longer than a moment it is silence
+            if not error.retryable:
+                raise
         latest = claims.pulse(claim.number)
         if latest != pulse:
             pulse, changed = latest, time.monotonic()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, StageFailed, StorageError
 from infra.store.artifacts import ArtifactStore
 from infra.store.store import Store
 from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.unit
 
 DIGEST = "3f09c2b1a7d4" + 52 * "0"
 OWNER = Owner(home="elsewhere", launcher="ray", job="job", run="another")
+
+
+RANDOM = RandomModel(
+    hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_size=16, vocab_size=300
+)
+SPEC = BaseSpec(settings=BaseSettings(random=RANDOM))
+WORK = StageWork("base", SPEC, {}, StageResources(), DIGEST)
 
 
 class Watch:
@@ -87,14 +95,46 @@ def test_a_run_that_is_cancelled_while_its_job_is_submitted_leaves_no_job(
 ) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     launcher.place = place = _place(tmp_path, launcher)
-    random = RandomModel(
-        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_size=16, vocab_size=300
-    )
-    spec = BaseSpec(settings=BaseSettings(random=random))
     began = time.monotonic()
     with pytest.raises(StageStopped):
-        run_stage(StageWork("base", spec, {}, StageResources(), DIGEST), place, Watch())
+        run_stage(WORK, place, Watch())
     assert time.monotonic() - began < 30, "the job was asked to end"
     with pytest.raises(StageStopped):  # and none is made afterwards
-        run_stage(StageWork("base", spec, {}, StageResources(), DIGEST), place, Watch())
+        run_stage(WORK, place, Watch())
     assert len(place.store.listdir("jobs")) == 1
+
+
+class Busy(Store):
+    """Refuses some questions."""
+
+    refusals = 0
+
+    def exists(self, path: str) -> bool:
+        if self.refusals:
+            self.refusals -= 1
+            error = StorageError("the store is busy")
+            error.retryable = True
+            raise error
+        return Store.exists(self, path)
+
+
+class EndsElsewhere(Watch):
+    """Another home's attempt fails as soon as we wait for it, while the store is busy."""
+
+    def __init__(self, store: Busy) -> None:
+        self.store = store
+
+    def line(self, text: str) -> None:
+        Claims(self.store, "base", DIGEST).finish(1, End(outcome="failed", message="no rows"))
+        self.store.refusals = 2
+
+
+def test_a_store_that_is_busy_for_a_moment_is_no_end_of_waiting_for_another_home(
+    tmp_path: Path,
+) -> None:
+    store = Busy(str(tmp_path / "store"))
+    place = replace(_place(tmp_path, LocalLauncher()), store=store, poll_seconds=0.02)
+    Claims(store, "base", DIGEST).take(1, OWNER)
+    with pytest.raises(StageFailed, match="no rows"):
+        run_stage(WORK, place, EndsElsewhere(store))
+    assert store.refusals == 0

@@ -35,7 +35,7 @@ from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, Tribu
 from infra.home import SOURCE_ROOT, home
 from infra.processes.coroutines import place_of
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
-from infra.processes.memory import is_memory_error, kernel_kills
+from infra.processes.memory import is_memory_error, kernel_kills, use_one_heap
 from infra.processes.network import bypass
 from infra.processes.secret_file import take_over
 from infra.processes.work_folder import work_folder, work_path
@@ -61,6 +61,7 @@ EXIT_FAILED, EXIT_STOPPED = 1, 3
 
 def main(root: str, job: str) -> int:
     """Run the job; returns its exit code."""
+    use_one_heap()
     bypass(reachable(listening_host()))
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a model or a row says may be in a line
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +186,26 @@ def test_freed_memory_between_live_blocks_goes_back() -> None:
     blocks.clear()
     give_back_freed_memory()
     assert before - process_memory("VmRSS") > 20 << 20, f"{len(kept)} blocks are kept"
+
+
+@pytest.mark.parametrize(("asked", "heaps"), [("", 4), ("use_one_heap()", 0)])
+def test_threads_share_a_heap_where_that_is_asked_for(asked: str, heaps: int) -> None:
+    """glibc reserves 64 MiB for each heap of threads, most of it without access."""
+    code = f"""
+import re, threading
+from infra.processes.memory import use_one_heap
+{asked}
+ready = threading.Barrier(5)
+def work():
+    blocks = [bytes(1000) for _ in range(100)]
+    ready.wait(), ready.wait()
+for _ in range(4):
+    threading.Thread(target=work).start()
+ready.wait()
+maps = open("/proc/self/maps").read()
+ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ---p 00000000 00:00 0 *$", maps, re.M)
+print(sum(int(end, 16) - int(start, 16) > 32 << 20 for start, end in ranges))
+ready.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(heaps), done.stderr

@@ -10,7 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from infra.config import Config
+from infra.errors import InputError
 from infra.home import home
 from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
@@ -105,6 +108,12 @@ def _noted(stack: Stack) -> list[Schedule]:
         note = _Note.model_validate_json(_path().read_text())
     except FileNotFoundError:
         return []
+    except ValidationError as error:
+        raise InputError(
+            f"{_path()}, which names the schedules to restore, cannot be read:"
+            f" {error.errors()[0]['msg']}. Delete it, run `tributary up` again, and look on"
+            " Prefect's page whether your schedules are there and switched on"
+        ) from error
     return note.schedules if note.database == stack.database else []
 
 

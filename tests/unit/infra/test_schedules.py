@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, InputError
+from infra.home import home
 from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
 from infra.stack.schedules import note_schedules, restore_schedules
@@ -166,3 +167,14 @@ def test_a_server_that_refuses_is_an_error_that_says_what_to_do(
 ) -> None:
     with pytest.raises(InfrastructureError, match=r"404.*run `tributary up` again"):
         ask(server[0], "POST", "/nowhere", {})
+
+
+def test_a_note_that_a_power_cut_damaged_is_named(server: tuple[Stack, Any]) -> None:
+    stack, _ = server
+    note_schedules(stack)
+    note = home() / "prefect" / "schedules.json"
+    note.write_bytes(b"")
+    for work in (note_schedules, restore_schedules):
+        with pytest.raises(InputError, match=r"prefect/schedules\.json.*Delete it, run"):
+            work(stack)
+    assert note.exists(), "nothing is forgotten"

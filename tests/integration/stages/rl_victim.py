@@ -80,11 +80,11 @@ class DyingStore(Store):
         if moment != "beside-checkpoint":
             self.may_die.set()
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
         if path.endswith("step-00000004-a2/manifest.json"):
             self.may_die.set()
             self.never.wait(LIMIT_S)
-        super().write(path, data)
+        super().write(path, data, sync=sync)
         self.sampling_step_3 |= "/takes/00000002/" in path
         if self.moment == "mid-generation" and self.sampling_step_3 and "/rollouts/" in path:
             _die()

@@ -67,8 +67,8 @@ class KillingStore(Store):
         """the workers when step 2 is taken"""
         self._is_step_1_over = False
 
-    def write(self, path: str, data: bytes) -> None:
-        super().write(path, data)
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        super().write(path, data, sync=sync)
         self._is_step_1_over |= "/takes/00000001/" in path
         if self._is_step_1_over and "/rollouts/" in path and not self.killed:
             self.killed = min(wait_for_workers(2))

@@ -30,13 +30,13 @@ class SlowStore(Store):
         self.reached, self.let_go = threading.Event(), threading.Event()
         self.error: StorageError | None = None
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
         if path.endswith("manifest.json"):
             self.reached.set()
             self.let_go.wait()
             if self.error is not None:
                 raise self.error
-        super().write(path, data)
+        super().write(path, data, sync=sync)
 
 
 class Ranks:

@@ -172,10 +172,10 @@ class SlowStore(Store):
         super().__init__(root)
         self.went_on = threading.Event()
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
         if path.endswith("step-00000005-a1/manifest.json"):
             assert self.went_on.wait(30), "training waited for the store"
-        super().write(path, data)
+        super().write(path, data, sync=sync)
 
 
 class TellingReporter(ListReporter):

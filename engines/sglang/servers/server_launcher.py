@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from engines.sglang import plugin
@@ -63,7 +64,10 @@ def keep_place_of_title() -> None:
     environment's first variable has changed."""
     import setproctitle
 
+    name = Path("/proc/self/comm")
+    before = name.read_text().strip()
     setproctitle.getproctitle()
+    name.write_text(before)  # it has made that the begin of the command line
 
 
 def _fork_instead_of_spawn() -> None:

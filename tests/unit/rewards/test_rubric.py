@@ -298,7 +298,7 @@ async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch)
         ("maths", {}, "Did you mean 'math'"),
         ("math", {"timeout": 3}, "Allowed: time_limit"),
         ("math", {"time_limit": 0}, "time_limit"),
-        ("length", {"budget": 10}, "missing"),
+        ("length", {"budget": 10}, "it lacks 'margin'"),
         ("length", {"budget": 10, "margin": 11}, "margin"),
         ("repetition", {"ngram": 0}, "ngram"),
         ("pathologies", {"kinds": ["loops"]}, "no such kind: 'loops'. Allowed: language-mixing"),

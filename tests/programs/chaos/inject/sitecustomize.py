@@ -85,7 +85,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "mid-checkpoint": (
         "infra.store.store",
         "Store.write",
-        lambda self, path, data: "/step-00000002-a" in path and path.endswith("manifest.json"),
+        lambda self, path, data, **_: "/step-00000002-a" in path and path.endswith("manifest.json"),
     ),
     "saving": (
         "infra.store.store",
@@ -110,7 +110,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "replay-mid-checkpoint": (
         "infra.store.store",
         "Store.write",
-        lambda self, path, data: (
+        lambda self, path, data, **_: (
             path.startswith("checkpoints/replay/")
             and "/step-00000002-a" in path
             and path.endswith("manifest.json")
@@ -119,7 +119,9 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "distill-mid-generation": (
         "infra.store.store",
         "Store.write",
-        lambda self, path, data: path.startswith("checkpoints/distill/") and "/rollouts/" in path,
+        lambda self, path, data, **_: (
+            path.startswith("checkpoints/distill/") and "/rollouts/" in path
+        ),
     ),
     "distill-committing": (
         "infra.store.store",
@@ -134,7 +136,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "evaluate-mid-generation": (
         "infra.store.store",
         "Store.write",
-        lambda self, path, data: (
+        lambda self, path, data, **_: (
             path.startswith("checkpoints/evaluate/") and "/rollouts/00000001/" in path
         ),
     ),
@@ -183,12 +185,12 @@ def disturb_store(module: Any) -> None:
         setattr(store, name, _slowed(getattr(store, name)))
     write, copy = store.write, module._copy_hashed
 
-    def torn_write(self: Any, path: str, data: bytes) -> None:
+    def torn_write(self: Any, path: str, data: bytes, *, sync: bool = False) -> None:
         """Half of it is there, as on a store that cannot replace a file at once."""
         if not path.endswith(".pulse") and _take("torn"):
             write(self, path, data[: len(data) // 2])
             raise module.explain(_io_error(path), "write", self.url(path))
-        write(self, path, data)
+        write(self, path, data, sync=sync)
 
     def torn_copy(source: Path, target: Path, on_progress: Callable[[], object]) -> str:
         if _take("torn"):

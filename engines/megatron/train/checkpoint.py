@@ -133,7 +133,8 @@ class TrainingState:
             raise InputError(f"{folder} holds no training checkpoint")
         common: Any = dist_checkpointing.load_common_state_dict(str(folder))
         model = self._model()
-        self._load_groups(common["optimizer"])
+        steps_done: int = common["steps_done"]
+        self._load_groups(common["optimizer"], steps_done)
         shards = OptimizerShards(self.optimizer, model)
         wanted: dict[str, Any] = {"model": model, "shards": shards.tensors}
         is_same_layout = common["layout"] == self.layout.parallel.model_dump(exclude_none=True)
@@ -145,28 +146,24 @@ class TrainingState:
             self.model.load_state_dict(state["model"], strict=not self.has_adapters)
             shards.loaded()
         self.scheduler.load_state_dict(common["scheduler"])
-        steps_done: int = common["steps_done"]
         if is_same_layout:
             _set_random_states(state["rng"])
         else:
             seed_all(self.seed + steps_done)
         return steps_done
 
-    def _load_groups(self, saved: list[Any]) -> None:
+    def _load_groups(self, saved: list[Any], steps_done: int) -> None:
         """What the optimizer says of groups of parameters. With expert parallelism experts have an
         optimizer of their own; where the checkpoint is of ranks that share them out in another way,
-        the number of steps is what all groups have in common, and the scheduler sets the rest."""
+        each keeps its own groups, and the scheduler sets the rest. All have made as many steps: the
+        rank that wrote what it says of them counts none where it has no expert itself."""
         parts = optimizer_parts(self.optimizer)
-        if len(parts) == len(saved):
-            for part, state in zip(parts, saved, strict=True):
-                part.load_state_dict(state)
-            return
-        step = saved[0]["optimizer"]["param_groups"][0]["step"]
-        for part in parts:
-            own = part.state_dict()
-            for group in own["optimizer"]["param_groups"]:
-                group["step"] = step
-            part.load_state_dict(own)
+        if len(parts) != len(saved):
+            saved = [part.state_dict() for part in parts]
+        for part, state in zip(parts, saved, strict=True):
+            for group in state["optimizer"]["param_groups"]:
+                group["step"] = steps_done
+            part.load_state_dict(state)
 
     def _model(self) -> dict[str, Any]:
         module: Any = self.model.module

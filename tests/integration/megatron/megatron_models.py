@@ -29,6 +29,7 @@ LLAMA3_ROPE = {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "glm4_moe-late": ("glm4_moe", {"first_k_dense_replace": 2}),
 }
 """family and changed fields, by a name of its own"""
 

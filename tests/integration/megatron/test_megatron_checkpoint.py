@@ -187,6 +187,19 @@ def test_ranks_that_share_out_experts_continue_the_run_of_others(
         assert np.abs(resumed["weights"][name] - tensor).max() <= bound, name
 
 
+def test_experts_of_later_stages_alone_continue_the_run_to_the_bit(
+    ranks: Ranks, saved_run: SavedRun, tmp_path: Path
+) -> None:
+    """Rank 0, which writes how many steps the optimizers made, updates none of them."""
+    parallel = Parallel(pp=2, dp=2, ep=2)
+    run = saved_run("glm4_moe-late", parallel)
+    args = TrainerArgs(run.model, parallel, seed=99)
+    resumed = ranks.run(load_and_train, args, run.folder, tmp_path / "again")
+    assert resumed["changed"] == []
+    for name, tensor in run.whole["weights"].items():
+        assert np.array_equal(resumed["weights"][name], tensor), name
+
+
 def test_a_folder_without_a_checkpoint_is_refused(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:

@@ -212,12 +212,12 @@ class ExpertRouter(TopKRouter):
             balance += counts
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """A model that is made bf16 keeps the bias as it was: its last bits decide between experts
-        that are almost as good."""
-        kept = self.expert_bias
+        """A model that is made bf16 keeps in fp32 what a router has beside its weights: the last
+        bits of a bias decide between experts that are almost as good, and bf16 counts to 256."""
+        kept = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
-        if kept is not None:
-            self.expert_bias = kept.to(self.expert_bias.device)  # pyrefly: ignore[missing-attribute]
+        for name, own in kept.items():
+            self._buffers[name] = own.to(self._buffers[name].device)  # pyrefly: ignore[missing-attribute]
         return self
 
 

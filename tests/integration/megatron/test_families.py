@@ -257,6 +257,24 @@ def two_best(scores: Any, groups: int = 1) -> Any:
     return limited.flatten(-2).topk(2).indices.flatten()
 
 
+def counted(trainer: Any) -> list[float]:
+    """Tokens of the first router's experts, one of which gets 256 and then one more."""
+    router = trainer._routers.each[0]
+    sent = torch.zeros(256, router.config.num_moe_experts, dtype=torch.bool)
+    sent[:, 0] = True
+    router._apply_expert_bias(sent)
+    router._apply_expert_bias(sent[:1])
+    return router.local_tokens_per_expert.tolist()
+
+
+def test_tokens_of_experts_are_counted_exactly_in_half_precision(
+    ranks: Ranks, models: dict[str, tuple[Path, Any]]
+) -> None:
+    """To bf16 256 + 1 is 256, and biases would follow a wrong load."""
+    spec = TrainerSettings(precision="bf16")
+    assert ranks.run(counted, TrainerArgs(models["glm4_moe"][0], spec=spec)) == [257, 0, 0, 0]
+
+
 def one_step(trainer: Any, batch: list[Any]) -> dict[str, float]:
     (metrics,) = trainer.sft_steps([batch])
     return {name: metrics[name] for name in ("loss", "grad_norm", "expert_load_max")}

@@ -87,9 +87,15 @@ def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope]:
             f"config.json: rope_parameters without one object each for {_WHOLE} and {_WINDOWED} are"
             " not supported"
         )
+    scaling: Any = config.get("rope_scaling")
+    if isinstance(scaling, dict) and "type" in scaling and "rope_type" not in scaling:
+        raise InputError(
+            "config.json: rope_scaling.type is not supported: transformers would take the rope type"
+            " 'default'; write it as rope_scaling.rope_type"
+        )
     theta = positive(config, "rope_theta", 1_000_000.0)
     local = positive(config, "rope_local_base_freq", 10_000.0)
-    whole = {"rope_scaling": config.get("rope_scaling"), "rope_parameters": stated.get(_WHOLE)}
+    whole = {"rope_scaling": scaling, "rope_parameters": stated.get(_WHOLE)}
     windowed = {"rope_parameters": stated.get(_WINDOWED)}
     return (
         read_rope({"rope_theta": theta, **whole}, scalings=("linear",)),

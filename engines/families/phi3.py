@@ -17,7 +17,8 @@ _QKV = {
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
-    shape = dense.dense_shape(FAMILY, config, norm_eps=1e-5, max_positions=4096)
+    # To transformers, with which servers read a config, `yarn` is `longrope` here.
+    shape = dense.dense_shape(FAMILY, config, norm_eps=1e-5, max_positions=4096, scalings=())
     return dense.refuse_window(shape, config.get("sliding_window"), without="Phi-4")
 
 

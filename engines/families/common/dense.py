@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from engines.families.common.family import Family, ModelShape
-from engines.families.common.model_config import flag, positive, positive_int, read_rope, refuse
+from engines.families.common.model_config import (
+    SCALINGS,
+    flag,
+    positive,
+    positive_int,
+    read_rope,
+    refuse,
+)
 from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor, Parameters
 from infra.errors import InputError
 
@@ -77,6 +84,7 @@ def dense_shape(
     norm_eps: float = 1e-6,
     max_positions: int = 32768,
     rotary_share: float | None = None,
+    scalings: Sequence[str] = SCALINGS,
     allowed: Collection[str] = (),
 ) -> ModelShape:
     """The shape; `head_dim` and the others stand for fields that config.json leaves out.
@@ -103,7 +111,7 @@ def dense_shape(
         ffn=positive_int(config, "intermediate_size"),
         vocab=positive_int(config, "vocab_size"),
         norm_eps=positive(config, "rms_norm_eps", norm_eps),
-        rope=read_rope(config, rotary_share),
+        rope=read_rope(config, rotary_share, scalings),
         max_positions=positive_int(config, "max_position_embeddings", max_positions),
         is_tied=flag(config, "tie_word_embeddings"),
     )

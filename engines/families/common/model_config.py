@@ -148,10 +148,14 @@ class Rope:
         return (1 - keep) * speed / self.factor + keep * speed
 
 
+SCALINGS = ("llama3", "yarn")
+"""types of rotary embedding beside `default` that most families have"""
+
+
 def read_rope(
     config: Mapping[str, Any],
     share: float | None = None,
-    scalings: Sequence[str] = ("llama3", "yarn"),
+    scalings: Sequence[str] = SCALINGS,
 ) -> Rope:
     """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` + `rope_scaling`.
 
@@ -221,6 +225,13 @@ def stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:
                 " rope_parameters, and leave rope_scaling out"
             )
         stated |= part
+    outer, inner = config.get(_ORIGINAL), stated.get(_ORIGINAL)
+    if outer is not None and inner not in (None, outer):
+        # Which one transformers takes depends on the spelling; SGLang takes the first.
+        raise InputError(
+            f"config.json: {_ORIGINAL} is {outer!r}, and {inner!r} among the settings of rope;"
+            " write the same in both"
+        )
     return stated
 
 

@@ -176,6 +176,7 @@ def test_windows_of_gemma_as_hubs_write_them_and_as_transformers_writes_them() -
         ({"sliding_window": None}, "sliding_window must be a positive integer"),
         ({"sliding_window": 1}, "sliding_window 1 is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "'llama3' is not supported, only default and"),
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "write it as rope_scaling.rope_type"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "'linear' is not supported, only default$",

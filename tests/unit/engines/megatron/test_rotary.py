@@ -9,8 +9,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from engines.families.common.model_config import read_rope
+from engines.families.common.registry import model_shape
 from engines.megatron import kernels, rotary
 from engines.megatron.rotary import Rotate, rotary_factors
+from infra.errors import InputError
+from tests.parts.families import SIZES
 
 pytestmark = pytest.mark.unit
 
@@ -54,6 +57,32 @@ def test_yarn_has_the_speeds_and_the_scale_of_transformers(factor: float) -> Non
     # 0.1 ln(factor) + 1: a rotation of length one is that long.
     cos, sin = rotary_factors(torch.tensor([3]), speeds, scale=rope.scale)
     assert (cos[0, 0, 0] ** 2 + sin[0, 0, 0] ** 2).sqrt().item() == pytest.approx(scale)
+
+
+STRETCHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_two_numbers_of_positions_of_before_are_refused() -> None:
+    """transformers takes the outer one where the other stands in `rope_scaling`, not where it
+    stands in `rope_parameters`."""
+    outer = {"original_max_position_embeddings": 32}
+    for spelling in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(InputError, match="is 32, and 64 among the settings of rope"):
+            read_rope({spelling: STRETCHED} | outer)
+        same = {spelling: STRETCHED | outer} | outer
+        assert read_rope(same) == read_rope({spelling: STRETCHED | outer})
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_a_scaling_that_no_server_reads_of_phi_is_refused(kind: str) -> None:
+    """To transformers its `yarn` is `longrope`, which has other speeds and needs other fields."""
+    from transformers import AutoConfig
+
+    scaling = STRETCHED | {"rope_type": kind, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    with pytest.raises(InputError, match=f"'{kind}' is not supported, only default$"):
+        model_shape({"model_type": "phi3", **SIZES, "rope_scaling": scaling})
+    with pytest.raises(Exception, match="longrope"):
+        AutoConfig.for_model("phi3", **SIZES, pad_token_id=None, rope_scaling=scaling)
 
 
 @pytest.mark.parametrize("in_pairs", [False, True])

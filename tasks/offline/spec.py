@@ -58,8 +58,7 @@ class OfflineSpec(StageSpec):
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        updates = self.settings.steps * self.settings.algorithm.mini_batches
-        yield "optimizer", self.settings.optimizer, updates
+        yield from self.policy.optimizers
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

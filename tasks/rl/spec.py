@@ -188,6 +188,26 @@ class RlSettings(PolicySettings):
         return (self.critic or CriticSettings()) if "critic" in self.algorithm.needs else None
 
     @property
+    def critic_only_steps(self) -> int:
+        """First steps, in which the policy does not change."""
+        critic = self.critic_role
+        return critic.warmup_steps if critic else 0
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the policy."""
+        return max(self.steps - self.critic_only_steps, 0) * self.algorithm.mini_batches
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        """Of each model that has one of its own: field, settings, optimizer steps."""
+        yield "optimizer", self.optimizer, self.updates
+        critic = self.critic_role
+        if critic is not None and critic.optimizer is not None:
+            passes = self.steps * critic.steps_per_policy_step
+            yield "critic.optimizer", critic.optimizer, passes * self.algorithm.mini_batches
+
+    @property
     def critic_trainer(self) -> TrainerSettings | None:
         critic = self.critic_role
         return None if critic is None else critic.trainer_beside(self.trainer)
@@ -219,12 +239,7 @@ class RlSpec(StageSpec):
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        updates = self.settings.steps * self.settings.algorithm.mini_batches
-        yield "optimizer", self.settings.optimizer, updates
-        critic = self.settings.critic_role
-        if critic is not None and critic.optimizer is not None:
-            own = updates * critic.steps_per_policy_step
-            yield "critic.optimizer", critic.optimizer, own
+        yield from self.settings.optimizers
 
     @property
     def drawn(self) -> Mapping[Split, int]:

@@ -81,14 +81,13 @@ def consumer_of(
     before_publish: BeforePublish = at_once,
 ) -> Consumer:
     """What makes a stage's optimizer steps."""
-    critic = settings.critic_role
     return Consumer(
         trainer=roles.trainer,
         policy=policy,
         algorithm=settings.algorithm,
         groups_per_step=settings.problems_per_step,
         critic=roles.critic,
-        critic_only_steps=critic.warmup_steps if critic else 0,
+        critic_only_steps=settings.critic_only_steps,
         before_publish=before_publish,
     )
 
@@ -98,14 +97,13 @@ async def lease_roles(
 ) -> Roles:
     """Lease the ranks of all roles, loaded with `model`; released with the stack."""
     critic = settings.critic_role
-    mini_batches = settings.algorithm.mini_batches
     policy_job = TrainerJob(
         settings.trainer,
         settings.optimizer,
         context.resources.trainer,
         model,
         seed,
-        (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
+        settings.updates,
         context.hooks,
         weights=_weights(context),
     )
@@ -119,7 +117,7 @@ async def lease_roles(
         context.resources.of_critic,
         model,
         seed,
-        settings.steps * mini_batches * critic.steps_per_policy_step,
+        settings.steps * settings.algorithm.mini_batches * critic.steps_per_policy_step,
         context.hooks,
         critic,
     )

@@ -112,6 +112,16 @@ def test_what_cannot_be_is_refused_with_the_reason(changes: list[str], reason: s
     assert reason in found
 
 
+def test_a_warm_up_that_is_longer_than_the_steps_of_the_policy_is_refused() -> None:
+    """Of three steps it trains in the last, as the critic has the first two alone."""
+    rl = "experts.reasoning.path.rl"
+    changes = [PPO, f"{rl}.steps=3", f"{rl}.critic={{warmup_steps: 2}}"]
+    changes += [f"{rl}.algorithm.mini_batches=1"]
+    told = said(*changes, f"{rl}.optimizer.warmup_steps=2")
+    assert "rl.optimizer.warmup_steps: is 2, longer than the stage, which has 1" in told
+    assert said(*changes, f"{rl}.optimizer.warmup_steps=1") == ""
+
+
 def test_the_plan_knows_how_many_ranks_a_critic_takes() -> None:
     changes = [PPO, "resources.stages.reasoning-rl={trainer: {dp: 2}, critic: {tp: 2}}"]
     by_name = {s.name: s for s in plan_expert(load_recipe("cpu-smoke", changes), "reasoning")}

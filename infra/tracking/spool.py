@@ -33,9 +33,10 @@ from infra.tracking.rest import Metric, MlflowFailed, MlflowRefused, MlflowRest
 
 class KnownSteps:
     """Kept as runs of steps that are equally far apart: a metric of every step, or of every tenth,
-    is one run, however long it is."""
+    is one run, however long it is. Nothing is known of steps before `since`."""
 
-    def __init__(self, steps: Iterable[int] = ()) -> None:
+    def __init__(self, steps: Iterable[int] = (), since: int = 0) -> None:
+        self.since = since
         self._runs: list[range] = []
         self._highest = 0
         for step in sorted(set(steps)):
@@ -141,7 +142,8 @@ class Delivery:
         self._refusals = refusals
         self._names = MlflowKeys()
         self._ids: dict[str, str] = {}
-        self._keys: dict[str, set[str]] = {}
+        self._latest: dict[str, dict[str, int]] = {}
+        """by run, the last step of each metric that the server had when it was asked"""
         self._steps: dict[tuple[str, str], KnownSteps] = {}
         self._failures: Counter[str] = Counter()
         """how often in a row the server answered a run's metrics with an error of its own"""
@@ -155,7 +157,7 @@ class Delivery:
             try:
                 self._send_run(reference, told)
             except InfrastructureError:  # what it has is asked again: others send meanwhile
-                self._keys.clear()
+                self._latest.clear()
                 self._steps.clear()
                 raise
             except Exception as error:  # one run's entries must not keep those of all others
@@ -207,7 +209,7 @@ class Delivery:
         fresh: list[Metric] = []
         for metric in (m for entry in entries for m in entry.metrics):
             key = self._names.of(metric.key)
-            known = self._known(run, key)
+            known = self._known(run, key, metric.step)
             if metric.step not in known:
                 known.add(metric.step)
                 fresh.append(replace(metric, key=key))
@@ -247,16 +249,19 @@ class Delivery:
             raise MlflowRefused(f"somebody deleted the run {run} in MLflow")
         return found
 
-    def _known(self, run: str, key: str) -> KnownSteps:
-        """Steps of this metric that the server has; asked once a metric."""
-        if (run, key) not in self._steps:
-            if run not in self._keys:
-                data = self._require_run(run).get("data", {})
-                self._keys[run] = {m["key"] for m in data.get("metrics", [])}
-            there = key in self._keys[run]
-            steps = self._rest.steps(run, key) if there else ()
-            self._steps[run, key] = KnownSteps(steps)
-        return self._steps[run, key]
+    def _known(self, run: str, key: str, step: int) -> KnownSteps:
+        """Steps of this metric that the server has, from `step` on: asked for once a metric, and
+        again before an earlier step."""
+        if run not in self._latest:
+            data = self._require_run(run).get("data", {})
+            self._latest[run] = {m["key"]: int(m.get("step", 0)) for m in data.get("metrics", [])}
+        last = self._latest[run].get(key, step - 1)
+        known = self._steps.setdefault((run, key), KnownSteps(since=last + 1))
+        if step < known.since:
+            for each in sorted(self._rest.steps(run, key, step, known.since - 1)):
+                known.add(each)
+            known.since = step
+        return known
 
     def _id_of(self, reference: str, run: RunRef) -> str:
         if isinstance(run, str):

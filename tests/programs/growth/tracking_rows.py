@@ -33,7 +33,7 @@ class _AnsweringRest:
     def run(self, run: str) -> dict[str, Any]:
         return {"info": {}, "data": {"metrics": []}}
 
-    def steps(self, run: str, key: str) -> set[int]:
+    def steps(self, run: str, key: str, first: int, last: int) -> set[int]:
         return set()
 
     def log_metrics(self, run: str, metrics: Sequence[Metric]) -> None: ...

@@ -254,7 +254,8 @@ class Browsing(Procedural):
     ) -> None:
         """`impatient` is the share of demonstrations that answer from the page before the last one
         of the way, so wrongly; `noise` that of demonstrations with one wrong token."""
-        super().__init__(levels=levels, noise=noise, flawed=impatient)
+        super().__init__(levels=levels, noise=noise)
+        self.set_flawed(impatient)
         self._max_calls = check_count("max_calls", max_calls)
 
     def environment(self) -> Environment:

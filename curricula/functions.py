@@ -174,7 +174,8 @@ class Functions(Procedural):
     ) -> None:
         """`obliging`: the share of demonstrated dialogues that do what the user wants, also where a
         policy wants it refused; `noise`: of demonstrations with one wrong token."""
-        super().__init__(levels=levels, noise=noise, flawed=obliging)
+        super().__init__(levels=levels, noise=noise)
+        self.set_flawed(obliging)
         self._max_calls = check_count("max_calls", max_calls)
 
     def environment(self) -> Environment:

@@ -60,6 +60,8 @@ def check_count(option: str, value: object) -> int:
 
 MAX_DRAWS = 2_000
 """draws from one family for one position before the family counts as exhausted"""
+_LOOKED_AT = 64
+"""drafts of a family without a flaw before it counts as one that has none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,27 @@ class Procedural:
     levels: ClassVar[Mapping[str, Sequence[Family]]]
     flaw: ClassVar[str] = "flawed"
     """the option's name for the share of demonstrations that follow `Draft.flawed`"""
+    _flawed: float = 0.0
 
-    def __init__(
-        self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0, flawed: float = 0.0
-    ) -> None:
+    def __init__(self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0) -> None:
         """`noise` is the share of demonstrations with one wrong token."""
         self._levels = check_levels(levels, self.levels)
         self._noise = check_share("noise", noise)
-        self._flawed = check_share(self.flaw, flawed)
+
+    def set_flawed(self, share: float) -> None:
+        """For curricula with a flaw. Raises `InputError` where none of the levels has it."""
+        self._flawed = check_share(self.flaw, share)
+        rng = random.Random(self.flaw)
+        drafts = (family(rng) for family in self._families() for _ in range(_LOOKED_AT))
+        if self._flawed and all(draft.flawed is None for draft in drafts):
+            raise InputError(
+                f"`{self.flaw}` does nothing: no problem of `levels` {', '.join(self._levels)} of"
+                f" curriculum {self.name!r} is demonstrated so. Leave it out or choose others of"
+                f" {', '.join(self.levels)}."
+            )
+
+    def _families(self) -> list[Family]:
+        return [family for level in self._levels for family in self.levels[level]]
 
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
         """The plan's turns as they come out, tool results included."""
@@ -156,7 +171,7 @@ class Procedural:
 
     def _draw(self, split: Split, rng: random.Random, seen: set[str]) -> Draft:
         # the first family is the position's own; the others stand in once it has no more to give
-        families = [family for level in self._levels for family in self.levels[level]]
+        families = self._families()
         for family in rng.sample(families, len(families)):
             for _ in range(MAX_DRAWS):
                 draft = family(rng)

@@ -180,7 +180,8 @@ class Coding(Procedural):
         `noise` that of demonstrations with one wrong token; `sandbox` is what the kernel must
         offer before a repository's code runs: `confined`, `full` (every mechanism), or `unsafe`,
         which runs it also where nothing confines."""
-        super().__init__(levels=levels, noise=noise, flawed=hasty)
+        super().__init__(levels=levels, noise=noise)
+        self.set_flawed(hasty)
         self._max_calls = check_count("max_calls", max_calls)
         check_choice("sandbox", sandbox, DEMANDS)
         self._sandbox: Demand = sandbox

@@ -63,4 +63,5 @@ class Mixing(General):
     levels: ClassVar[Mapping[str, Sequence[Family]]] = {"easy": (words, mixed_list)}
 
     def __init__(self, *, noise: float = 0.0, mixing: float = 0.0) -> None:
-        super().__init__(noise=noise, flawed=mixing)
+        super().__init__(noise=noise)
+        self.set_flawed(mixing)

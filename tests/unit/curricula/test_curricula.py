@@ -213,6 +213,8 @@ def test_names_and_words_are_distinct_single_words():
         ("reasoning", {"levels": []}, "`levels` is empty"),
         ("reasoning", {"levels": ["easy", "easy"]}, "twice"),
         ("reasoning", {"noise": 3}, "`noise`"),
+        ("general", {"flawed": 1.0}, "no option 'flawed'"),
+        ("functions", {"obliging": 0.5}, "`obliging` does nothing.*medium"),
         ("reasoning", {"thinking": "yes"}, "'thinking' takes bool, got 'yes'"),
         ("needle", {"words": 0}, "`words` must be a whole number"),
         ("agent", {"max_calls": 0}, "`max_calls`"),

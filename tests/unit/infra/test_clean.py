@@ -17,6 +17,7 @@ import pytest
 from flows.command.main import main
 from flows.command.output import CommandConsole
 from flows.command.stack import clean_records
+from infra.errors import InfrastructureError
 from infra.home import home, runtime_dir
 from infra.processes import leftovers
 from infra.processes.children import ProcessRecord, birth_of
@@ -29,7 +30,7 @@ from infra.processes.leftovers import (
 from infra.processes.work_folder import work_folder, work_path
 from infra.sandbox.python import scratch_folder
 from infra.stack.clean import clean
-from infra.stack.record import load_record, new_stack, save_record
+from infra.stack.record import load_record, new_stack, save_record, stack_lock
 
 pytestmark = pytest.mark.unit
 
@@ -267,3 +268,14 @@ def test_what_removed_rows_left_in_a_database_is_room_for_others_and_can_be_give
         assert f"{free / 1e6:.1f} MB removed" in capsys.readouterr().out
         assert file.stat().st_size < sizes[-1] / 10
         assert server.execute("SELECT COUNT(*) FROM log").fetchone() == (10,)
+
+
+def test_who_waits_for_a_stack_that_another_works_on_is_told_whom_it_waits_for(
+    memory: Path,
+) -> None:
+    home().mkdir(parents=True, exist_ok=True)
+    told = pytest.raises(InfrastructureError, match=rf"process {os.getpid()}\b")
+    with stack_lock(), told, stack_lock(wait_s=0.2):
+        pass
+    with stack_lock(wait_s=0.2):
+        assert (home() / "stack.lock").read_text() == str(os.getpid())

@@ -25,6 +25,8 @@ from infra.hub import MOST_FRONT, front_matter
 
 Splits: TypeAlias = Mapping[str, Sequence[str]]
 """paths by the name of the split; one without a name is the only one"""
+MOST_FILES = 100_000
+"""below a folder, of any kind"""
 _STATE = "state.json"
 """in a folder that `datasets` saved: which of its files hold the rows, in order"""
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", _STATE}
@@ -272,7 +274,7 @@ def _globbed(fs: Any, folder: str, patterns: Sequence[str]) -> list[str]:
 def _by_names(fs: Any, folder: str, *, depth: int | None) -> dict[str, Splits]:
     """Subsets by the folders within, splits by the words in names that `datasets` knows them by."""
     subsets: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(fs.find(folder, maxdepth=depth)):
+    for path in _files_below(fs, folder, depth):
         below = posixpath.relpath(path, folder)
         *above, name = below.split("/")
         if name in _NO_DATA or not kind_of(name) or any(p.startswith(".") for p in (*above, name)):
@@ -281,6 +283,22 @@ def _by_names(fs: Any, folder: str, *, depth: int | None) -> dict[str, Splits]:
         subset = "/".join(part for part in above if part != "data" and not _word(part))
         subsets[subset][said[-1] if said else ""].append(path)
     return {subset or ".": splits for subset, splits in subsets.items()}
+
+
+def _files_below(fs: Any, folder: str, depth: int | None) -> list[str]:
+    """In order. Raises InputError for a folder of this machine that holds more than any data has:
+    a slip of the pen would have the whole disk listed."""
+    if not isinstance(fs, LocalFileSystem):
+        return sorted(fs.find(folder, maxdepth=depth))
+    found: list[str] = []
+    for where, _, names in fs.walk(folder, maxdepth=depth):
+        found += (f"{where}/{name}" for name in names)
+        if len(found) > MOST_FILES:
+            raise InputError(
+                f"files: {folder} holds more than {MOST_FILES:,} files; give the folder of the"
+                " data, or a pattern, e.g. DATA/*.parquet"
+            )
+    return sorted(found)
 
 
 def _word(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from infra.data_files import folders
 from infra.data_files.files import choices_of, find_files, fingerprint
 from infra.errors import InputError
 
@@ -295,3 +296,13 @@ def test_a_saved_data_set_that_lists_other_files_is_refused(state: str, said: st
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(InputError, match=said):
         find_files([str(tmp_path)])
+
+
+def test_a_folder_with_more_files_than_data_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(folders, "MOST_FILES", 3)
+    few = made(tmp_path, "a.jsonl", "b.jsonl", "deep/c.jsonl")
+    assert len(read(made(tmp_path / "flat", "a.jsonl", "b.jsonl", "c.jsonl"))[0]) == 3
+    with pytest.raises(InputError, match=r"holds more than 3 files; give the folder of the data"):
+        read(few)

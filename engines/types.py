@@ -2,7 +2,7 @@
 
 A *problem* is one prompt of a curriculum. A *rollout* is one attempt at it; it yields one or more
 training *samples* that share its id and its reward. The rollouts of one problem form a *group*.
-Everything here is plain data: it pickles, imports nothing heavy, and no raw dict takes its place.
+Everything here is plain data, which pickles, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -145,14 +145,15 @@ class Sample:
     """the breakdown; `outcome` (0 to 1) is the domain verifier's own verdict, free of shaping"""
     reason: str = ""
     """reason of the status or reward, for a person who browses rollouts"""
+    temperature: float | None = None
+    """that it was sampled at; None: the algorithm's"""
     token_budget: int = 0
     """tokens its rollout was allowed to generate; 0: unknown"""
     branch: int = 0
     """position among the samples of its rollout"""
     metadata: dict[str, Json] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
-    """the part of `reward` that each of its turns earned, in order; the rest is its last turn's.
-    Empty: nobody said, and all of it is"""
+    """the part of `reward` that each of its turns earned; the rest, or all, is its last turn's"""
     experts: Experts | None = None
 
     @property
@@ -386,8 +387,7 @@ class Verdict:
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     turns: Sequence[float] = ()
-    """the part of `score` that each assistant turn earned; the rest is the last turn's. Empty: all
-    of it is. Only advantages that look at turns make a difference between the two"""
+    """the part of `score` that each assistant turn earned; the rest, or all, is the last turn's"""
 
 
 class Reward(Protocol):

@@ -30,7 +30,7 @@ def linear_logprobs(
     weight_VH: Tensor,
     labels: Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     group: dist.ProcessGroup | None = None,
     fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -38,16 +38,19 @@ def linear_logprobs(
     are [R], or [R, L] where several of a row are asked for; their logprobs have the same size.
 
     The distribution is softmax(hidden_RH @ weight_VH.T / temperature), its logits rounded to the
-    inputs' type. Both results are differentiable in hidden and weight. `group` holds the ranks that
-    share the vocabulary, in order, in equal parts, with the same hidden states: hidden's gradient
-    is summed over them. None if this rank has the vocabulary whole. `fused`: what is done with a
-    tile between its matrix products is one kernel, which torch.compile makes; the same but for
-    rounding. There is none for several labels.
+    inputs' type; the temperature is all rows', or [R] each row's own. Both results are
+    differentiable in hidden and weight. `group` holds the ranks that share the vocabulary, in
+    order, in equal parts, with the same hidden states: hidden's gradient is summed over them. None
+    if this rank has the vocabulary whole. `fused`: what is done with a tile between its matrix
+    products is one kernel, which torch.compile makes; the same but for rounding. There is none for
+    several labels.
     """
     has_backward = torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad)
     kept_bytes = tiling.KEPT_BYTES if has_backward else 0
     labels_RL = labels if labels.dim() == 2 else labels[:, None]
     fused = fused and labels_RL.size(1) == 1
+    if isinstance(temperature, Tensor):
+        temperature = temperature[:, None]
     logprobs_RL, entropy_R = _LinearLogprobs.apply(
         hidden_RH, weight_VH, labels_RL, temperature, group, fused, kept_bytes
     )
@@ -61,7 +64,7 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden_RH: Tensor,
         weight_VH: Tensor,
         labels_RL: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         group: dist.ProcessGroup | None,
         fused: bool,
         kept_bytes: int,
@@ -109,7 +112,8 @@ class _Tiles:
     weight_VH: Tensor
     local_RL: Tensor
     """labels counted from this rank's first column"""
-    temperature: float
+    temperature: float | Tensor
+    """all rows', or [R, 1]"""
     spans: list[tuple[int, int]]
     """first column of each tile, and one past its last"""
     buffers: tuple[Tensor, Tensor, Tensor]
@@ -122,7 +126,7 @@ class _Tiles:
         hidden_RH: Tensor,
         weight_VH: Tensor,
         labels_RL: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         group: dist.ProcessGroup | None,
         fused: bool,
     ) -> _Tiles:
@@ -150,7 +154,8 @@ class _Tiles:
         """[R, C] fp32 (logits - by) / temperature, in the second buffer."""
         out = self._view(self.buffers[1], logits_RC.size(1))
         torch.sub(logits_RC, by_R[:, None], out=out)
-        return out if self.temperature == 1.0 else out.div_(self.temperature)
+        is_one = isinstance(self.temperature, float) and self.temperature == 1.0
+        return out if is_one else out.div_(self.temperature)
 
     def exp(self, shifted_RC: Tensor) -> Tensor:
         """[R, C] in the third buffer."""
@@ -243,22 +248,26 @@ def _sums(tiles: _Tiles, logits_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return peak_R, total_R, exp_RC.mul_(shifted_RC).sum(1)
 
 
-def _sums_in_one(logits_RC: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_in_one(logits_RC: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     peak_R = logits_RC.amax(1).float()
     shifted_RC = (logits_RC.float() - peak_R[:, None]) / temperature
     exp_RC = shifted_RC.exp()
     return peak_R, exp_RC.sum(1), (exp_RC * shifted_RC).sum(1)
 
 
+def _by_row(temperature: float | Tensor) -> float | Tensor:
+    return temperature[:, 0] if isinstance(temperature, Tensor) else temperature
+
+
 def _over_ranks(
-    sums: _Sums, is_here_RL: Tensor, temperature: float, group: dist.ProcessGroup | None
+    sums: _Sums, is_here_RL: Tensor, temperature: float | Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(logprob [R, L], peak before temperature, log of the sum of all exponentials relative to it,
     entropy), each [R]."""
     peak_R = sums.peak_NR.amax(0)
     _all_reduce(peak_R, dist.ReduceOp.MAX, group)
     # A tile's sums are relative to its own peak: exp(z - own) = exp(z - peak) / exp(own - peak).
-    shift_NR = (sums.peak_NR - peak_R) / temperature
+    shift_NR = (sums.peak_NR - peak_R) / _by_row(temperature)
     scale_NR = shift_NR.exp()
     total_R = (sums.total_NR * scale_NR).sum(0)
     weighted_R = ((sums.weighted_NR + sums.total_NR * shift_NR) * scale_NR).sum(0)
@@ -295,7 +304,7 @@ def _logits_gradient(
     if tiles.fused:
         by_entropy_R = None
         if entropy_grad_R is not None:
-            by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
+            by_entropy_R = entropy_grad_R / _by_row(tiles.temperature) * over_total_R
         rows = peak_R, by_label_R, by_label_R * over_total_R, by_entropy_R, entropy_R - log_total_R
         column_R = tiles.local_RL[:, 0] - start
         return _compiled(_gradient_in_one)(logits_RC, column_R, tiles.temperature, *rows)
@@ -304,7 +313,7 @@ def _logits_gradient(
     if entropy_grad_R is None:
         grad_RC *= (by_label_R * over_total_R)[:, None]
     else:
-        by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
+        by_entropy_R = entropy_grad_R / _by_row(tiles.temperature) * over_total_R
         slope_RC = shifted_RC.add_((entropy_R - log_total_R)[:, None]).mul_(by_entropy_R[:, None])
         grad_RC *= slope_RC.add_((by_label_R * over_total_R)[:, None])
     column_RL, is_here_RL = tiles.labels(start, start + logits_RC.size(1))
@@ -315,7 +324,7 @@ def _logits_gradient(
 def _gradient_in_one(
     logits_RC: Tensor,
     column_R: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     peak_R: Tensor,
     by_label_R: Tensor,
     factor_R: Tensor,

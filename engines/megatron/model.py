@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -17,6 +18,7 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.algorithms.divergences import top_logprobs
@@ -92,6 +94,12 @@ def _speeds(rope: Rope, shape: ModelShape) -> Tensor:
     return torch.tensor(rope.inverse_frequencies(shape.rotary_dim), device=device.device())
 
 
+def _by_row(temperature: float | NDArray[np.float32], pack: Pack, like: Tensor) -> float | Tensor:
+    if isinstance(temperature, np.ndarray):
+        return torch.from_numpy(temperature[pack.sequence_of_row]).to(like.device)
+    return temperature
+
+
 class PolicyModel(PackedModel):
     """The output layer on a pack's trained rows only, fused with their logprobs."""
 
@@ -107,15 +115,15 @@ class PolicyModel(PackedModel):
         self,
         *args: Any,
         packed_seq_params: Pack,
-        temperature: float | None = None,
+        temperature: float | NDArray[np.float32] | None = None,
         has_entropy_loss: bool = False,
         compared: TopTokens | None = None,
         num_top: int = 0,
         **kwargs: Any,
     ) -> Tensor:
-        """On the last stage [2, R]: logprobs of the pack's labels at this temperature, then
-        entropies, with a gradient where the loss has them; without a temperature the logits,
-        [R, V / tp]. [T, 1, H] on other stages.
+        """On the last stage [2, R]: logprobs of the pack's labels at this temperature (or that of
+        each sequence), then entropies, with a gradient where the loss has them; without a
+        temperature the logits, [R, V / tp]. [T, 1, H] on other stages.
 
         `compared` tokens add a row of logprobs for each, [2 + K, R]. With `num_top`, in place of
         entropies there is what `top_logprobs` gives, [2 + 2K, R].
@@ -136,7 +144,7 @@ class PolicyModel(PackedModel):
             hidden,
             weight,
             labels,
-            temperature=temperature,
+            temperature=_by_row(temperature, pack, hidden),
             group=group,
             fused=kernels.in_use().compiled,
         )
@@ -145,6 +153,7 @@ class PolicyModel(PackedModel):
         if compared is not None:
             return torch.cat([logprobs[:, :1].t(), entropies[None], logprobs[:, 1:].t()])
         if num_top:
+            assert not isinstance(temperature, np.ndarray), "teachers' samples have one temperature"
             top, ids = top_logprobs(hidden, weight, num_top, temperature=temperature, group=group)
             return torch.cat([logprobs[None], top.t(), ids.t()])
         return torch.stack([logprobs, entropies])

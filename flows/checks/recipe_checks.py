@@ -182,7 +182,8 @@ def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
 
 def _other_temperatures(plan: list[PlannedStage]) -> Iterator[str]:
-    """Saved rollouts whose probabilities the trainer would compute at another temperature."""
+    """Saved rollouts of another temperature, at which they are trained on, than the one that is
+    written."""
     specs = {stage.name: stage.spec for stage in plan}
     for stage in plan:
         sampled = specs.get(stage.inputs.get(ROLLOUTS, ""))
@@ -192,6 +193,6 @@ def _other_temperatures(plan: list[PlannedStage]) -> Iterator[str]:
         if theirs != ours:
             yield (
                 f"stage {stage.name}: algorithm.temperature: is {ours:g}, and"
-                f" {stage.inputs[ROLLOUTS]} samples at {theirs:g}: the trainer would compute other"
-                " probabilities than those that were sampled from; write the same into both"
+                f" {stage.inputs[ROLLOUTS]} samples at {theirs:g}, at which the trainer computes"
+                " their probabilities; write the same into both"
             )

@@ -96,13 +96,14 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
         timeline = Timeline()
         stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())
+        moved = ["temperature"] if spec.settings.temperature_search else []
         record = RlRecord(
             watch=watch,
             gallery=Gallery(chat),
             reporter=context.reporter,
             steps=spec.settings.steps,
             notes=context.checkpoints,
-            curves=curves_by_mode(domains),
+            curves=[*curves_by_mode(domains), *moved],
         )
         devices = _devices(context, roles, fleet)
         policy = PublishedPolicy(roles.trainer, fleet, record.version, devices)
@@ -303,10 +304,10 @@ async def _train(
             await devices.generate()
             await evaluation.begin_if_due(is_over=over)
         if not over:
-            await search_temperature()
+            await set_temperature()
         return over
 
-    async def search_temperature() -> None:
+    async def set_temperature() -> None:
         if (control := record.temperatures) is None:
             return
         with context.pulse.waiting():
@@ -320,7 +321,7 @@ async def _train(
 
     await devices.generate()
     await evaluation.begin_if_due()
-    await search_temperature()
+    await set_temperature()
     async with counting(timeline, depths), caches.watched():
         await loop.run(
             first=record.step + 1,

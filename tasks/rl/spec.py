@@ -6,20 +6,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
 from engines.rollout.protocols import BUFFERS, FILTERS, SOURCES
 from engines.rollout.tickets import OnStale
 from engines.types import Split
-from infra.config import Config, Count, PerStep, Steps
+from infra.config import Config, PerStep, Steps
 from infra.errors import InputError
 from tasks.domain import Domain, HookSpec
 from tasks.mine.spec import MINED
 from tasks.nothink import NothinkShare, mode_problems
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
+from tasks.rl.temperature_rules import EntropyTarget, TemperatureRule, TemperatureSearch
 from tasks.screen.spec import Pool
 from tasks.stage import StageSpec
 
@@ -89,32 +90,6 @@ class Phase(Config):
     """ends it when scores on held-out problems rise no more; the stage needs `evaluate`"""
 
 
-class TemperatureSearch(Config):
-    """Raises the sampling temperature where reward is flat. A search samples the first held-out
-    problems at each temperature of the grid, and takes the highest that is near the best."""
-
-    grid: list[PositiveFloat] = Field(default=[1.0, 1.1, 1.2, 1.3, 1.4], min_length=1)
-    """temperatures that are tried, besides the present one; `algorithm.temperature` is the first"""
-    window: PositiveInt = 10
-    """reward is flat when the mean outcome of so many steps is not above that of as many before
-    them by more than `gain`; all of these steps are of one phase, and since the last search"""
-    gain: float = Field(default=0.01, ge=0, lt=1)
-    """what the mean outcome, from 0 to 1, must rise by so that no search is made"""
-    within: float = Field(default=0.01, ge=0, lt=1)
-    """how much a temperature may lose against the best, in mean outcome, from 0 to 1"""
-    confidence: float = Field(default=0.8, ge=0.5, lt=1)
-    """from which a paired one-sided test over problems leaves a temperature out that loses more.
-    0.5: the measured loss alone counts"""
-    problems: Count = 64
-    """held-out problems of each domain"""
-    samples: PerStep = 4
-    """of each problem at each temperature"""
-    timeout_s: PositiveFloat = 300.0
-    """time limit in seconds for each temperature; after it the problems that are finished count"""
-    searches: PositiveInt = 4
-    """in the stage, at most"""
-
-
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
     """problems drawn divided by problems still needed, in each round of generation. Those beyond
@@ -146,10 +121,11 @@ class RlSettings(PolicySettings):
     )
     """pools of a `screen` that the stage moves through, one after the other, by a rule; None: one
     phase with all that the `screen` keeps"""
-    temperature_search: TemperatureSearch | None = Field(
+    temperature_search: TemperatureRule | None = Field(
         default=None, exclude_if=lambda search: search is None
     )
-    """raises the sampling temperature where reward is flat; None: it stays as it is"""
+    """raises the sampling temperature where reward is flat, or (`kind: entropy`) keeps the entropy
+    of what is sampled near a target; None: it stays as it is"""
 
     @model_validator(mode="before")
     @classmethod
@@ -164,7 +140,7 @@ class RlSettings(PolicySettings):
     @property
     def drawn(self) -> Mapping[Split, int]:
         needed: Mapping[Split, int] = super().drawn
-        if self.temperature_search is None:
+        if not isinstance(self.temperature_search, TemperatureSearch):
             return needed
         most = max(needed.get("heldout", 0), self.temperature_search.problems)
         return {**needed, "heldout": most}
@@ -343,20 +319,38 @@ def _phase_problems(settings: RlSettings) -> Iterator[str]:
 
 def _temperature_problems(settings: RlSettings) -> Iterator[str]:
     search = settings.temperature_search
+    if isinstance(search, EntropyTarget):
+        yield from _target_problems(search, settings)
+        return
     if search is None:
         return
     if settings.max_staleness:
         yield (
-            "temperature_search: above max_staleness 0 a step has rollouts of several temperatures;"
-            " set `max_staleness: 0`"
-        )
-    if settings.keep_rollouts:
-        yield (
-            "temperature_search: `replay` trains again at one temperature; leave `keep_rollouts`"
-            " out"
+            "temperature_search: above max_staleness 0 the clock decides which outcomes a step has,"
+            " so a resumed stage would search at another one; set `max_staleness: 0`, or write"
+            " `kind: entropy`"
         )
     if not {*search.grid} - {settings.algorithm.temperature}:
         yield (
             "temperature_search.grid: it has only the temperature that the stage begins with; add"
             " others"
+        )
+
+
+def _target_problems(rule: EntropyTarget, settings: RlSettings) -> Iterator[str]:
+    first, bound = settings.algorithm.temperature, settings.bounds.max_entropy
+    if not rule.lowest <= first <= rule.highest:
+        yield (
+            f"temperature_search: the stage begins at algorithm.temperature {first:g}, outside"
+            f" `lowest` {rule.lowest:g} and `highest` {rule.highest:g}; change one of them"
+        )
+    if rule.lowest >= rule.highest:
+        yield (
+            f"temperature_search: `lowest` {rule.lowest:g} is not below `highest` {rule.highest:g}:"
+            " the temperature could not move"
+        )
+    if bound is not None and bound <= rule.target:
+        yield (
+            f"temperature_search.target: {rule.target:g} is not below bounds.max_entropy {bound:g},"
+            " at which the stage ends; raise that, or lower the target"
         )

@@ -106,7 +106,7 @@ class RlRecord:
         self.updates = Updates()
         self.verdicts = Verdicts()
         self.temperatures: TemperatureControl | None = None
-        """where the stage searches for its temperature"""
+        """where the stage changes its temperature"""
         self.step = 0
         self.version = 0
         self.solved = False
@@ -134,9 +134,8 @@ class RlRecord:
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
         self.verdicts.observe(result.sampled.groups)
-        if self.temperatures is not None and "outcome_mean" in metrics:
-            is_updated = bool(result.trained)
-            self.temperatures.observe(metrics["outcome_mean"], is_updated=is_updated)
+        if self.temperatures is not None:
+            self.temperatures.observe(metrics, is_updated=bool(result.trained))
         is_solved = metrics.get("outcome_mean", 0.0) >= SOLVED
         if result.trained or not (result.critic or is_solved):
             self.updates.observe(result.trained)
@@ -219,6 +218,7 @@ class RlRecord:
     def note(self, values: dict[str, float], said: str = "") -> None:
         """Report more of the last step, and what happened in words."""
         self._report(self.step, values)
+        self.series.observe(self.step, values)
         if said:
             print(f"after step {self.step}: {said}", flush=True)
 

@@ -1,12 +1,17 @@
-"""The temperature that rollouts of an RL stage are sampled at, raised while learning allows it.
+"""The temperature that rollouts of an RL stage are sampled at: raised while learning allows it, or
+moved so that what is sampled keeps its entropy.
 
     rewards of two windows of steps ── flat ──▶ due ──▶ held-out problems at each temperature of the
     grid ──▶ the highest that a paired test does not find too much worse than the best ──▶ from the
     next step on, for sampling and for the trainer's logprobs
 
-A search happens between two steps, when nothing waits to be trained on, so that a step's rollouts
-are all of one temperature. What it found is noted: an attempt that repeats the steps up to it does
-not search again.
+A search happens between two steps, when nothing waits to be trained on. What it found is noted: an
+attempt that repeats the steps up to it does not search again.
+
+    entropy of an update ── not the target ──▶ one small step of ln(temperature) towards it
+
+Its bits are those of the update, which a resumed attempt repeats, also where rollouts go on beside
+training: each carries the temperature that it began with, and the trainer computes at that.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ from engines.rollout.records.journals import Notes
 from engines.rollout.roller import RollsGroups
 from tasks.evaluate.score_statistics import mean, problem_means, standard_error
 from tasks.nothink import held_out_of
-from tasks.rl.spec import RlSpec, TemperatureSearch
+from tasks.rl.spec import RlSpec
+from tasks.rl.temperature_rules import EntropyTarget, TemperatureSearch
 from tasks.stage import Reporter, StageContext
 
 TEMPERATURES_FILE = "training/temperatures.json"
@@ -131,22 +137,90 @@ def _loss(best: Outcomes, other: Outcomes, domains: Sequence[str]) -> tuple[floa
 class TemperatureControl:
     """Of one stage; part of its checkpoints."""
 
+    def __init__(self, start: float) -> None:
+        self.temperature = start
+
+    def observe(self, metrics: Mapping[str, float], *, is_updated: bool) -> None:
+        """Take a step in."""
+
+    def forget(self) -> None:
+        """The problems from here on are others."""
+
+    async def before_next_step(self, loop: Loop, step: int) -> str:
+        """After a step, or the checkpoint that a resumed attempt goes on from: decide, and have the
+        loop sample and train at the temperature -> what is to be said of it, if anything. Raises
+        EngineError."""
+        said = await self._decide(step)
+        loop.producer.temperature = self.temperature
+        loop.consumer.algorithm = loop.consumer.algorithm.model_copy(
+            update={"temperature": self.temperature}
+        )
+        return said
+
+    async def _decide(self, step: int) -> str:
+        return ""
+
+    def save(self, folder: Path) -> None:
+        """Into a checkpoint's folder."""
+        (folder / _STATE_FILE).write_text(json.dumps(self._state()))
+
+    def restore(self, folder: Path) -> None:
+        self._take_up(json.loads((folder / _STATE_FILE).read_text()))
+
+    def _state(self) -> dict[str, Any]:
+        return {"temperature": self.temperature}
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        self.temperature = state["temperature"]
+
+    def write(self, folder: Path) -> None:
+        """Into an artifact's folder, where there is more to say than the metric does."""
+
+
+class EntropyControl(TemperatureControl):
+    """Keeps the entropy of what is sampled near a target."""
+
+    def __init__(self, settings: EntropyTarget, start: float) -> None:
+        super().__init__(start)
+        self._settings = settings
+
+    def observe(self, metrics: Mapping[str, float], *, is_updated: bool) -> None:
+        """A step without an update has no entropy."""
+        if is_updated and "entropy" in metrics:
+            self.temperature = moved(self.temperature, metrics["entropy"], self._settings)
+
+
+def moved(temperature: float, entropy: float, settings: EntropyTarget) -> float:
+    """The next temperature: ln T + gain x (target - entropy) / target, the change at most `most`.
+
+    Example: T = 1, target 0.4, gain 0.1: entropy 0.3 -> exp(0.025), 0.1 -> exp(0.05), as `most` is
+    """
+    wanted = settings.gain * (settings.target - entropy) / settings.target
+    change = min(max(wanted, -settings.most), settings.most)
+    return min(max(temperature * math.exp(change), settings.lowest), settings.highest)
+
+
+class SearchControl(TemperatureControl):
+    """Searches for a temperature where rewards are flat."""
+
     def __init__(
         self, settings: TemperatureSearch, start: float, scores: Scores, notes: Notes
     ) -> None:
+        super().__init__(start)
         self._settings = settings
         self._scores = scores
         self._notes = notes
         self._rewards = Rewards()
         self._due = ""
         """why a search is to be made before the next step; empty where none is"""
-        self.temperature = start
         self.searches: list[Search] = []
 
-    def observe(self, outcome: float, *, is_updated: bool) -> None:
-        """Take a step in. After one without an update what waits stays fresh, and would be trained
-        on at another temperature than it was sampled at: then a search waits for the next step."""
-        why = self._rewards.observe(outcome, self._settings)
+    def observe(self, metrics: Mapping[str, float], *, is_updated: bool) -> None:
+        """After a step without an update what waits stays fresh, and is of the present temperature:
+        then a search waits for the next step."""
+        if "outcome_mean" not in metrics:
+            return
+        why = self._rewards.observe(metrics["outcome_mean"], self._settings)
         if is_updated and len(self.searches) < self._settings.searches:
             self._due = why
 
@@ -155,18 +229,8 @@ class TemperatureControl:
         temperature."""
         self._rewards, self._due = Rewards(), ""
 
-    async def before_next_step(self, loop: Loop, step: int) -> str:
-        """After a step, or the checkpoint that a resumed attempt goes on from: search if it is due,
-        and have the loop sample and train at the temperature -> what came of a search; empty where
-        there was none. Raises EngineError."""
-        said = await self._search_if_due(step)
-        loop.producer.temperature = self.temperature
-        loop.consumer.algorithm = loop.consumer.algorithm.model_copy(
-            update={"temperature": self.temperature}
-        )
-        return said
-
-    async def _search_if_due(self, step: int) -> str:
+    async def _decide(self, step: int) -> str:
+        """Search if it is due."""
         if not self._due:
             return ""
         noted = await asyncio.to_thread(self._notes.notes, "searches", step, step)
@@ -192,20 +256,17 @@ class TemperatureControl:
         chosen = max(near, default=self.temperature)
         return Search(step, self.temperature, chosen, self._due, tried)
 
-    def save(self, folder: Path) -> None:
-        """Into a checkpoint's folder."""
-        state = {
-            "temperature": self.temperature,
+    def _state(self) -> dict[str, Any]:
+        return {
+            **super()._state(),
             "outcomes": self._rewards.outcomes,
             "due": self._due,
             "searches": [asdict(search) for search in self.searches],
         }
-        (folder / _STATE_FILE).write_text(json.dumps(state))
 
-    def restore(self, folder: Path) -> None:
-        state = json.loads((folder / _STATE_FILE).read_text())
-        self.temperature, self._due = state["temperature"], state["due"]
-        self._rewards = Rewards(state["outcomes"])
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        super()._take_up(state)
+        self._due, self._rewards = state["due"], Rewards(state["outcomes"])
         self.searches = list(map(_search_of, state["searches"]))
 
     def write(self, folder: Path) -> None:
@@ -274,10 +335,11 @@ def control_of(
     policy: PublishedPolicy,
 ) -> TemperatureControl | None:
     """What the settings ask for; None where the temperature stays. Raises InputError."""
-    settings = spec.settings.temperature_search
+    settings, start = spec.settings.temperature_search, spec.settings.algorithm.temperature
     if settings is None:
         return None
+    if isinstance(settings, EntropyTarget):
+        return EntropyControl(settings, start)
     held_out = held_out_of(domains, settings.problems, spec.seed)
     scores = HeldOutScores(settings, roller, held_out, policy, context.reporter)
-    start = spec.settings.algorithm.temperature
-    return TemperatureControl(settings, start, scores, context.checkpoints)
+    return SearchControl(settings, start, scores, context.checkpoints)

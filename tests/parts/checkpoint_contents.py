@@ -8,8 +8,8 @@
                        of weights that no checkpoint has (rl)
     tickets.json       which tickets were drawn, which of them are still to be rolled, and how much
                        a data source of its own was told; where phases began (rl)
-    temperature.json   the temperature, why a search is due, and what each search found (rl, with a
-                       `temperature_search`)
+    temperature.json   the temperature and, of one that is searched for, why a search is due and
+                       what each found (rl, with a `temperature_search`)
     taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
                        buffer of its own)
     timeline.jsonl     what took place when, for the stage's trace (rl)
@@ -105,7 +105,12 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         **_all("_starts _rise _scored moves", "tickets.json"),
     },
     "tasks/rl/temperature.py:Rewards": {"outcomes": "temperature.json"},
-    "tasks/rl/temperature.py:TemperatureControl": {
+    "tasks/rl/temperature.py:TemperatureControl": {"temperature": "temperature.json"},
+    "tasks/rl/temperature.py:EntropyControl": {
+        "_settings": "spec",
+        "temperature": "temperature.json",
+    },
+    "tasks/rl/temperature.py:SearchControl": {
         **_all("_settings", "spec"),
         **_all("_scores _notes", "handle"),
         **_all("_rewards _due temperature searches", "temperature.json"),
@@ -239,16 +244,9 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_told": "notes",
         "_weights": "notes",
     },
-    "engines/rollout/sources.py:_Evidence": {
-        "right": "notes",
-        "groups": "notes",
-        "told": "notes",
-    },
+    "engines/rollout/sources.py:_Evidence": _all("right groups told", "notes"),
     "engines/rollout/filters.py:CanTeach": {"_needs_spread": "spec"},
-    "engines/rollout/filters.py:OutcomeBetween": {
-        "_above": "spec",
-        "_below": "spec",
-    },
+    "engines/rollout/filters.py:OutcomeBetween": _all("_above _below", "spec"),
     "engines/rollout/filters.py:ProcessFilter": {"process": "handle"},
     "engines/rollout/producer.py:Producer": {
         "source": "handle",

@@ -25,7 +25,7 @@ from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
 from engines.megatron.rl.pairs import broken_last, compared_samples, numbered, sides
-from engines.megatron.rl.rl_objective import RlObjective, RlTargets
+from engines.megatron.rl.rl_objective import RlObjective, RlTargets, temperature_of
 from engines.megatron.rl.turns import turns_of
 from engines.megatron.train.pack import FlatSequences, sparse_zeros
 from engines.types import Sample
@@ -371,6 +371,7 @@ class RlBatch:
             weight,
             units,
             policy_loss(algorithm.loss),
+            temperature_of(self.samples, algorithm),
             None if self.pairs is None else self.learned.comparison,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from engines.megatron.parallel import Layout
 from engines.megatron.rl.top_tokens import TopTokens
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import FlatSequences, Pack
+from engines.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ class RlTargets:
     """of the teachers, for the loss `divergence`"""
 
 
+def temperature_of(samples: Sequence[Sample], algorithm: Algorithm) -> float | NDArray[np.float32]:
+    """What logprobs are computed at: the one temperature that all samples were drawn at, or [N]
+    each one's own; the algorithm's where a sample says none."""
+    each = [s.temperature or algorithm.temperature for s in samples]
+    return each[0] if len({*each}) == 1 else np.array(each, np.float32)
+
+
 @dataclass(slots=True)
 class RlObjective:
     """The policy loss of one mini-batch, with its correction, KL and entropy terms."""
@@ -57,6 +65,8 @@ class RlObjective:
     units: NDArray[np.int64]
     """what each sequence adds to the denominator"""
     loss: LossFunction
+    temperature: float | NDArray[np.float32]
+    """see `temperature_of`"""
     pair: NDArray[np.int64] | None = None
     """of each sequence, for a loss of pairs"""
     seen: list[tuple[Pack, Tensor]] = field(default_factory=list[tuple[Pack, Tensor]])
@@ -80,10 +90,9 @@ class RlObjective:
 
     @property
     def head(self) -> Mapping[str, Any]:
-        algorithm = self.algorithm
         return {
-            "temperature": algorithm.temperature,
-            "has_entropy_loss": algorithm.entropy_bonus > 0,
+            "temperature": self.temperature,
+            "has_entropy_loss": self.algorithm.entropy_bonus > 0,
             "compared": self.targets.top,
         }
 

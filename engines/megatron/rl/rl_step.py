@@ -25,7 +25,7 @@ from engines.megatron.rl.agreement import (
 )
 from engines.megatron.rl.pairs import NoPairsError, pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch, is_by_group
-from engines.megatron.rl.rl_objective import RlObjective
+from engines.megatron.rl.rl_objective import RlObjective, temperature_of
 from engines.megatron.train.stopwatch import Stopwatch
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from infra.errors import TrainingStopped
@@ -120,7 +120,8 @@ def _old(
     `routes` gets; None if the engine's are used instead."""
     if algorithm.old_logprobs == "engine":
         return None
-    return trainer.score(replace(batch.scored(algorithm), routes=routes), algorithm.temperature)
+    temperature = temperature_of(batch.samples, algorithm)
+    return trainer.score(replace(batch.scored(algorithm), routes=routes), temperature)
 
 
 def _reference(
@@ -129,7 +130,8 @@ def _reference(
     """Logprobs of the first weights, as `RlBatch.scored`; None if nothing needs them."""
     if "reference" not in algorithm.needs:
         return None
-    return trainer.reference_score(batch.scored(algorithm), algorithm.temperature)
+    temperature = temperature_of(batch.samples, algorithm)
+    return trainer.reference_score(batch.scored(algorithm), temperature)
 
 
 def _reads_reference(inputs: StepInputs) -> bool:

@@ -79,7 +79,9 @@ class RlTrainer(SftTrainer):
         layers = [number - 1 for number in numbers if number is not None]
         return Routes(num_tokens, layers, self.shape.num_layers, self.shape.mixture)
 
-    def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
+    def reference_score(
+        self, flat: FlatSequences, temperature: float | NDArray[np.float32]
+    ) -> NDArray[np.float32]:
         """The same under the weights that this Trainer was made with."""
         if self.spec.lora is not None:
             with adapters_off(self.policy):

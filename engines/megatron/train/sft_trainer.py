@@ -51,10 +51,11 @@ class SftTrainer(Training):
     def score(
         self,
         flat: FlatSequences,
-        temperature: float,
+        temperature: float | NDArray[np.float32],
         indices: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float32]:
-        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update.
+        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update. The
+        temperature is all sequences', or each one's own.
 
         With `indices`, of these sequences only.
         """

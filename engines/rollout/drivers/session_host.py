@@ -281,6 +281,7 @@ class SessionHost:
             experts=session.experts,
             status=end.status,
             reason=end.reason,
+            temperature=of.temperature,
             token_budget=of.max_new_tokens,
             metadata={"turns": turns},
         )

@@ -204,6 +204,8 @@ class NotedTurn:
     prompt: int
     """checksum of the tokens before it"""
     made: Generation
+    temperature: float
+    """at which it was sampled"""
 
     @property
     def rollout(self) -> str:
@@ -233,7 +235,7 @@ class TicketTurns:
                 return found.made
             made = await generate(prompt_ids, sampling)
             if len(made.token_ids) and (made.finish == "abort" or not sampling.is_last):
-                self.keep(NotedTurn(place, prompt, made))
+                self.keep(NotedTurn(place, prompt, made, sampling.temperature))
             return made
 
         return turn
@@ -283,11 +285,12 @@ class TurnJournal:
 
 
 def _fits(noted: NotedTurn, prompt: int, sampling: Sampling) -> bool:
-    return noted.prompt == prompt and len(noted.made.token_ids) <= sampling.max_new_tokens
+    is_same = noted.prompt == prompt and noted.temperature == sampling.temperature
+    return is_same and len(noted.made.token_ids) <= sampling.max_new_tokens
 
 
 def pack_turns(turns: Sequence[NotedTurn]) -> bytes:
-    beside = [[*turn.place, turn.prompt, turn.made.finish] for turn in turns]
+    beside = [[*turn.place, turn.prompt, turn.made.finish, turn.temperature] for turn in turns]
     return pack_samples([_as_sample(turn) for turn in turns], beside)
 
 
@@ -324,6 +327,9 @@ def unpack_turns(packed: bytes) -> list[NotedTurn]:
             (rollout, seed, position),
             prompt,
             Generation(s.tokens, s.logprobs, s.weight_versions, finish, s.experts),
+            temperature,
         )
-        for s, (rollout, seed, position, prompt, finish) in zip(samples, beside, strict=True)
+        for s, (rollout, seed, position, prompt, finish, temperature) in zip(
+            samples, beside, strict=True
+        )
     ]

@@ -86,7 +86,9 @@ def _plain(sample: Sample) -> dict[str, Any]:
 
 
 def _sample(plain: dict[str, Any], arrays: list[Any]) -> Sample:
-    made: dict[str, Any] = {name: plain[name] for name in (*_PLAIN, "experts") if name != "status"}
+    """What was written before a field was there has its default."""
+    names = [name for name in (*_PLAIN, "experts") if name in plain and name != "status"]
+    made: dict[str, Any] = {name: plain[name] for name in names}
     made |= dict(zip(_ARRAYS, arrays, strict=True))
     runs = WeightVersions.of_runs((version, count) for version, count in plain["weight_versions"])
     return Sample(**made, weight_versions=runs, status=Status(plain["status"]))

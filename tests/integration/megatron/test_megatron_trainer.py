@@ -260,6 +260,30 @@ def test_the_trainer_scores_at_the_temperature_of_sampling(
         trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True))
 
 
+def test_each_sample_is_trained_on_at_the_temperature_that_it_was_sampled_at(
+    models: dict[str, tuple[Path, Any]],
+) -> None:
+    """Also by old logprobs and the reference; the entropy is the mean over the tokens of both."""
+    folder = models["qwen3"][0]
+    algorithm = Algorithm(mini_batches=1, old_logprobs="trainer", kl={"coef": 0.1})
+
+    def step(*temperatures: float) -> dict[str, float]:
+        trainer = trainer_of(folder)
+        made = [rollouts(trainer, temperature=t) for t in temperatures]
+        batch = [made[n % len(made)][n] for n in range(len(LENGTHS))]
+        for n, each in enumerate(batch):
+            each.temperature = temperatures[n % len(made)]
+        return trainer.rl_step(StepInputs(batch, algorithm, True)).metrics
+
+    mixed, cool, hot = step(0.7, 1.3), step(0.7), step(1.3)
+    assert mixed["mismatch_max"] < 2e-5
+    assert mixed["reference_kl"] == pytest.approx(0, abs=1e-9)
+    assert cool["entropy"] + 0.01 < mixed["entropy"] < hot["entropy"] - 0.01
+    plain, warm = trainer_of(folder), algorithm.model_copy(update={"temperature": 0.7})
+    set_by = plain.rl_step(StepInputs(rollouts(plain, temperature=0.7), warm, True)).metrics
+    assert [set_by[n] for n in ("loss", "grad_norm")] == [cool[n] for n in ("loss", "grad_norm")]
+
+
 def test_the_gate_says_which_token_differs_and_leaves_the_weights(
     models: dict[str, tuple[Path, Any]],
 ) -> None:

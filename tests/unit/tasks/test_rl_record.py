@@ -21,9 +21,9 @@ from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
 from tasks import series
 from tasks.rl.counts import RL_COUNTS_FILE
-from tasks.rl.spec import TemperatureSearch
 from tasks.rl.stage_record import RlRecord
-from tasks.rl.temperature import TemperatureControl
+from tasks.rl.temperature import SearchControl
+from tasks.rl.temperature_rules import TemperatureSearch
 from tasks.series import SERIES_FILE, thinned
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
@@ -130,7 +130,7 @@ def test_a_phase_is_judged_by_its_own_steps(tmp_path):
     1 nor flat before there are two of them."""
     made = record(Reporter())
     search = TemperatureSearch(window=1, gain=0.5)
-    made.temperatures = TemperatureControl(search, 1.0, None, Notes())
+    made.temperatures = SearchControl(search, 1.0, None, Notes())
 
     def seen(number, reward):
         made.observe(step(number, sample(0, reward), sample(1, reward)), ServerUse(), {})

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from engines.algorithms.spec import Algorithm
+from engines.megatron.rl.rl_objective import temperature_of
 from engines.rollout.evaluator import HeldOut
-from engines.rollout.records.journals import RolloutJournal
-from engines.types import Sampling
-from tasks.rl.spec import RlSettings, RlSpec, TemperatureSearch
+from engines.rollout.records.journals import RolloutJournal, TurnJournal
+from engines.step_inputs import TrainedStep
+from engines.types import Sampling, Status
+from tasks.rl.spec import RlSettings, RlSpec
 from tasks.rl.temperature import (
     TEMPERATURES_FILE,
+    EntropyControl,
     HeldOutScores,
     Outcomes,
     Rewards,
-    TemperatureControl,
+    SearchControl,
+    moved,
     tried_of,
 )
+from tasks.rl.temperature_rules import EntropyTarget, TemperatureSearch
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import domain, roller
+from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import ListReporter
 
 pytestmark = pytest.mark.unit
 
 SETTINGS = {"steps": 9, "optimizer": {"lr": 1e-4}}
+ENTROPY = {"kind": "entropy", "target": 0.4}
 
 
 def test_flat_rewards_by_hand() -> None:
@@ -101,7 +111,7 @@ class Attempt:
         policy.is_repairing = False
         self.reporter = ListReporter()
         scores = HeldOutScores(search, roller(policy), held_out, policy, self.reporter)
-        self.control = TemperatureControl(search, 1.0, scores, notes)
+        self.control = SearchControl(search, 1.0, scores, notes)
         self.trained_at: list[float] = []
         self.said: list[str] = []
         train: Any = self.parts.trainer.rl_step
@@ -127,7 +137,7 @@ class Attempt:
 
     async def run(self, first: int, last: int, save_at: int = 0, folder: Path = Path()) -> None:
         async def after_step(result: Any) -> bool:
-            self.control.observe(0.5, is_updated=bool(result.trained))
+            self.control.observe({"outcome_mean": 0.5}, is_updated=bool(result.trained))
             if result.step == save_at:
                 self.parts.buffer.save(folder)
                 self.parts.sampler.save(folder)()
@@ -192,18 +202,29 @@ async def test_a_killed_stage_takes_the_same_temperature_and_does_not_search_aga
 async def test_after_a_step_without_an_update_a_search_waits() -> None:
     made = Attempt(Notes())
     for is_updated in (True, True, True, False):
-        made.control.observe(0.5, is_updated=is_updated)
+        made.control.observe({"outcome_mean": 0.5}, is_updated=is_updated)
     assert await made.control.before_next_step(made.parts.loop, 4) == ""
-    made.control.observe(0.5, is_updated=True)
+    made.control.observe({"outcome_mean": 0.5}, is_updated=True)
     assert await made.control.before_next_step(made.parts.loop, 5) != ""
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"max_staleness": 1}, "several temperatures; set `max_staleness: 0`"),
-        ({"keep_rollouts": True}, "leave `keep_rollouts` out"),
+        ({"max_staleness": 1}, "set `max_staleness: 0`, or write `kind: entropy`"),
         ({"temperature_search": {"grid": [1.0, 1.0]}}, "temperature_search.grid: it has only"),
+        (
+            {"temperature_search": ENTROPY, "algorithm": {"temperature": 1.6}},
+            "begins at algorithm.temperature 1.6, outside `lowest` 0.7 and `highest` 1.5",
+        ),
+        (
+            {"temperature_search": {**ENTROPY, "lowest": 1.0, "highest": 1.0}},
+            "`lowest` 1 is not below `highest` 1",
+        ),
+        (
+            {"temperature_search": ENTROPY, "bounds": {"max_entropy": 0.4}},
+            "temperature_search.target: 0.4 is not below bounds.max_entropy 0.4",
+        ),
     ],
 )
 def test_a_search_that_cannot_run_is_refused_by_name(more: dict[str, Any], said: str) -> None:
@@ -219,3 +240,103 @@ def test_a_stage_without_a_search_is_what_it_was() -> None:
     assert "temperature_search" not in settings.model_dump()
     searching = RlSettings.model_validate({**SETTINGS, "temperature_search": {"problems": 99}})
     assert {**settings.drawn, "heldout": 99} == searching.drawn
+    targeting = RlSettings.model_validate({**SETTINGS, "temperature_search": ENTROPY})
+    assert targeting.drawn == settings.drawn
+
+
+def test_the_rule_by_hand() -> None:
+    """ln T rises by 0.1 x (0.4 - H) / 0.4: 0.025 at H = 0.3, -0.01 at 0.44, and by no more than
+    0.05 at 0.1 and at 0.8, where it would be 0.075 and -0.1."""
+    rule = EntropyTarget(kind="entropy", target=0.4)
+    found = [moved(1.0, entropy, rule) for entropy in (0.3, 0.4, 0.44, 0.1, 0.8)]
+    assert found == pytest.approx([1.0253151, 1.0, 0.9900498, 1.0512711, 0.9512294], abs=1e-7)
+    assert moved(1.2, 0.3, rule) == pytest.approx(1.2303781, abs=1e-7)
+    assert [moved(1.49, 0.1, rule), moved(0.71, 0.8, rule)] == [1.5, 0.7], "within its bounds"
+
+
+class Targeting:
+    """A loop whose entropy is 0.3 times the temperature of what is trained on."""
+
+    def __init__(self, notes: Notes, max_staleness: int = 0, version: int = 0) -> None:
+        self.parts = Parts(
+            lambda _, sampling: f"{(sampling.seed or 0) % 10}{sampling.temperature:.12f}",
+            domains=[domain("a", judged, max_new_tokens=16)], oversample=1.5, waves=2, slow=3,
+            delay=lambda number: 1 + number % 7, max_staleness=max_staleness,
+            journal=RolloutJournal(notes), turns=TurnJournal(notes), notes=notes, version=version,
+        )  # fmt: skip
+        self.control = EntropyControl(EntropyTarget(kind="entropy", target=0.4), 1.0)
+        self.at: list[float] = []
+        """temperature after each step"""
+        self.sampled_at: list[list[float]] = []
+        train: Any = self.parts.trainer.rl_step
+
+        async def rl_step(inputs: Any) -> TrainedStep:
+            await train(inputs)
+            samples = inputs.samples
+            said = [float("".join(map(chr, s.tokens[-15:-1].tolist()))) for s in samples]
+            assert [s.temperature for s in samples] == pytest.approx(said, abs=1e-12)
+            self.sampled_at.append([s.temperature for s in samples])
+            return TrainedStep({"entropy": 0.3 * sum(self.sampled_at[-1]) / len(samples)})
+
+        self.parts.trainer.rl_step = rl_step
+
+    async def run(self, first: int, last: int, save_at: int = 0, folder: Path = Path()) -> None:
+        async def after_step(result: Any) -> bool:
+            self.control.observe(result.trained, is_updated=bool(result.trained))
+            self.at.append(self.control.temperature)
+            if result.step == save_at:
+                self.parts.buffer.save(folder)
+                self.parts.sampler.save(folder)()
+                self.control.save(folder)
+            await self.control.before_next_step(self.parts.loop, result.step)
+            return result.step == last
+
+        self.parts.sampler.steps = 9
+        await self.control.before_next_step(self.parts.loop, first - 1)
+        await self.parts.loop.run(first=first, last=9, after_step=after_step)
+
+
+async def test_a_target_moves_the_temperature_of_the_next_rollouts() -> None:
+    """At T = 1 the entropy is 0.3, so that ln T rises by 0.025; then it is 0.3076, and ln T rises
+    by 0.0231."""
+    made = Targeting(Notes())
+    await made.run(1, 3)
+    assert made.at[:2] == pytest.approx([1.0253151, 1.0492770], abs=1e-6)
+    assert [set(each) for each in made.sampled_at] == [{1.0}, {made.at[0]}, {made.at[1]}]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_a_killed_stage_goes_on_at_the_temperature_of_a_whole_one(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    """Killed after step 6, whose steps after the checkpoint's are repeated to the bit, also where
+    a step has rollouts of several temperatures."""
+    notes = Notes()
+    first = Targeting(notes, max_staleness)
+    await first.run(1, 6, save_at=3, folder=tmp_path)
+    assert any(len(set(each)) > 1 for each in first.sampled_at) == (max_staleness > 0)
+    second = Targeting(notes, max_staleness, version=3)
+    parts = second.parts
+    parts.buffer.restore(tmp_path)
+    parts.sampler.restore(tmp_path)
+    second.control.restore(tmp_path)
+    await parts.takes.recover(4)
+    await parts.producer.recover(parts.sampler.first_open, parts.takes.from_step(4))
+    await second.run(4, 7)
+    assert second.at[:3] == first.at[3:]
+    assert second.sampled_at[:3] == first.sampled_at[3:]
+    assert parts.trainer.tokens[:3] == first.parts.trainer.tokens[3:]
+    assert second.at[3] > second.at[2]
+
+
+def test_the_trainer_takes_one_temperature_or_each_sample_s_own() -> None:
+    algorithm = Algorithm(temperature=0.8)
+    made = partial(
+        sample_of, "p", "d", "g", "g#0", 0, [1, 2], [0, 1], [0, -0.5], [-1, 0], Status.COMPLETED
+    )
+    hot, cool, unsaid = (made(temperature=t) for t in (1.25, 0.5, None))
+    assert temperature_of([hot, hot], algorithm) == 1.25
+    assert temperature_of([unsaid], algorithm) == 0.8
+    each = temperature_of([hot, unsaid, cool], algorithm)
+    assert isinstance(each, np.ndarray)
+    assert each.tolist() == pytest.approx([1.25, 0.8, 0.5])

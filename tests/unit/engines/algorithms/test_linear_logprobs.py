@@ -46,10 +46,11 @@ def inputs(rows: int = ROWS, vocab: int = VOCAB, seed: int = 0) -> tuple[Tensor,
 
 
 def plain(
-    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Logprobs and entropies by log_softmax of all logits."""
-    distribution = (hidden @ weight.t() / temperature).log_softmax(-1)
+    logits = (hidden @ weight.t()).t() / temperature
+    distribution = logits.t().log_softmax(-1)
     logprobs = distribution.gather(1, labels[:, None])[:, 0]
     return logprobs, -(distribution.exp() * distribution).sum(-1)
 
@@ -127,11 +128,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.7, torch.linspace(0.5, 2, ROWS)])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.proof("logprobs and entropy", "reference")
 def test_values_and_gradients_agree_with_float64(
-    loss: str, temperature: float, fused: bool, monkeypatch: pytest.MonkeyPatch
+    loss: str, temperature: float | Tensor, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is fused is not compiled here; `test_passed_options.py` trains with it compiled."""
     monkeypatch.setattr(module, "_compiled", lambda function: function)

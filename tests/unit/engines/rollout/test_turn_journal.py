@@ -42,13 +42,16 @@ def say(prompt: str, sampling: Sampling) -> str:
     return str(sampling.seed % 10)
 
 
-async def step_of(policy: Policy, notes: Notes, world: Repeats) -> tuple[Sampled, TurnJournal]:
+async def step_of(
+    policy: Policy, notes: Notes, world: Repeats, temperature: float = 1.0
+) -> tuple[Sampled, TurnJournal]:
     turns = TurnJournal(notes)
     made, _ = producer_of(
         roller(policy),
         [domain("d", float, environment=world, max_turns=TURNS, max_new_tokens=20)],
         groups_per_step=1, group_size=ROLLOUTS, policy=policy, turns=turns,
     )  # fmt: skip
+    made.temperature = temperature
     await made.recover(0)
     return await fill(made), turns
 
@@ -88,6 +91,13 @@ async def test_what_other_weights_wrote_is_sampled_again() -> None:
     sampled, turns = await step_of(newer, notes, Repeats())
     assert turns.recovered_tokens == 0
     assert {s.oldest_version for s in samples(sampled)} == {1}
+
+
+async def test_what_was_sampled_at_another_temperature_is_sampled_again() -> None:
+    notes, _ = await cut_off(calls=ROLLOUTS)
+    sampled, turns = await step_of(Policy(say), notes, Repeats(), temperature=1.1)
+    assert turns.recovered_tokens == 0
+    assert {s.temperature for s in samples(sampled)} == {1.1}
 
 
 async def test_a_turn_after_another_answer_of_the_environment_is_sampled_again() -> None:

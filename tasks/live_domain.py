@@ -178,6 +178,7 @@ def open_domain(
         name=domain.name,
         curriculum=curriculum,
         judge=Rubric(terms),
+        outcome_judge=Rubric([term for term in terms if term.outcome]),
         driver=driver,
         max_new_tokens=domain.max_new_tokens,
         group_judge=GroupRubric(groups) if groups else None,

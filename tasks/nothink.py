@@ -139,16 +139,18 @@ def _in_both_modes(domain: LiveDomain, share: NothinkShare, split: Split, seed: 
 
 
 def held_out_of(domains: Sequence[LiveDomain], count: int, seed: int) -> list[HeldOut]:
-    """So many held-out problems of each domain; of one in both modes, with thinking off as well."""
+    """So many held-out problems of each domain; of one in both modes, with thinking off as well.
+    Their scores are outcomes: no other reward is asked."""
     from engines.rollout.evaluator import HeldOut
 
     held_out: list[HeldOut] = []
     for domain in domains:
         problems = draw_problems(domain.curriculum, "heldout", count, seed)
-        held_out.append(HeldOut(domain, problems))
+        scored = domain.of_outcome()
+        held_out.append(HeldOut(scored, problems))
         if isinstance(domain.curriculum, BothModes):
             bare = [replace(problem, thinking=False) for problem in problems]
-            held_out.append(HeldOut(domain, bare, NOTHINK))
+            held_out.append(HeldOut(scored, bare, NOTHINK))
     return held_out
 
 

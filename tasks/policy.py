@@ -29,7 +29,8 @@ class Bounds(Config):
 
 
 class Evaluation(Config):
-    """Scores of the policy on held-out problems while it trains; nothing is trained on them."""
+    """Scores of the policy on held-out problems while it trains; nothing is trained on them. They
+    are outcomes: no other reward is asked."""
 
     every: PositiveInt = 10
     """steps from one evaluation to the next; there is one before the first step and one after the

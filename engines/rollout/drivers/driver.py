@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from engines.rollout.drivers.session import TokenSession
@@ -61,6 +61,16 @@ class LiveDomain:
     """what the driver may take between two turns; None: its own parts have their limits"""
     group_judge: GroupJudge | None = None
     """who judges all rollouts of a problem together, after `judge`; None: nobody does"""
+    outcome_judge: Judge | None = None
+    """who says the outcome and nothing else; None: `judge` does"""
+    only_outcome: bool = False
+    """whether `judge` is the outcome's"""
+
+    def of_outcome(self) -> LiveDomain:
+        """For scores: further rewards cost calls and devices, and one without a verdict would take
+        the outcome with it."""
+        judge = self.outcome_judge or self.judge
+        return replace(self, judge=judge, group_judge=None, only_outcome=True)
 
 
 class Conversation:

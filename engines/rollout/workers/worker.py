@@ -47,6 +47,8 @@ class RollRequest:
     """packed turns that need not be, of the other rollouts"""
     wants_turns: bool
     """whether new turns are told before their rollouts are over"""
+    only_outcome: bool = False
+    """see `LiveDomain.of_outcome`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,9 @@ class RolloutWorker:
         error: Exception | None = None
         try:
             known = {made.rollout_id: made for made in unpack_rollouts(request.known)}
+            domain = self._domains[request.domain]
             await self._roller.roll_group(
-                self._domains[request.domain],
+                domain.of_outcome() if request.only_outcome else domain,
                 request.problem,
                 request.size,
                 temperature=request.temperature,

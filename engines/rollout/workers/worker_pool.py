@@ -51,7 +51,7 @@ def _future() -> asyncio.Future[None]:
 class AssignedGroup:
     """Made in an event loop."""
 
-    domain: str
+    domain: LiveDomain
     problem: Problem
     size: int
     temperature: float
@@ -75,7 +75,7 @@ class AssignedGroup:
         noted += [turn for turn in self._told_turns if turn.rollout in open_ids]
         return RollRequest(
             number=number,
-            domain=self.domain,
+            domain=self.domain.name,
             problem=self.problem,
             size=self.size,
             temperature=self.temperature,
@@ -84,6 +84,7 @@ class AssignedGroup:
             known=pack_rollouts(list(self.known.values())),
             turns=pack_turns(noted),
             wants_turns=self.turns is not None,
+            only_outcome=self.domain.only_outcome,
         )
 
     def take_turn(self, turn: NewTurn) -> None:
@@ -244,7 +245,7 @@ class WorkerPool:
         ids = [f"{group_id}#{index}" for index in range(size)]
         found = {name: known[name] for name in ids if name in known}
         group = AssignedGroup(
-            domain.name, problem, size, temperature, group_id, seed_name, found, on_finished, turns
+            domain, problem, size, temperature, group_id, seed_name, found, on_finished, turns
         )
         self._assign(group)
         try:

@@ -22,6 +22,7 @@ from rewards.judges.external_judge import ExternalJudge, ExternalJudgeSettings
 from rewards.rubric import Rubric, RubricJudgement, Term
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
+from tasks.nothink import held_out_of
 
 pytestmark = pytest.mark.unit
 
@@ -268,6 +269,27 @@ def test_a_domain_has_it_beside_other_rewards_and_closes_it() -> None:
     del options["model"]
     with pytest.raises(ValidationError, match="model"):
         Domain.model_validate({**common, "rewards": rewards})
+
+
+async def test_scores_while_a_policy_trains_ask_the_outcome_alone() -> None:
+    """So a judge beside it costs nothing then, and one that is down takes no score away."""
+    async with serving(lambda: web.Response(status=400)) as api:
+        rewards = [
+            {"name": "external-judge", "options": {**ASK, "url": api.url}},
+            {"name": "exact", "outcome": True, "weight": 0.5},
+        ]
+        domain = {"name": "d", "curriculum": {"name": "reasoning"}, "rewards": rewards}
+        opened = open_domain(Domain.model_validate(domain))
+        (held_out,) = held_out_of([opened.live], 1, 0)
+        problem = Problem("p/1", "d", (Message("user", "2+2"),), "4")
+        said = Transcript(problem, (Message("assistant", "4"),), Status.COMPLETED, 3, raw="4")
+        scored: Any = await held_out.domain.judge.judge(said)
+        assert (scored.reward, scored.breakdown) == (0.5, {"outcome": 1.0})
+        assert not api.asked
+        assert (await opened.live.judge.judge(said)).failed
+        assert len(api.asked) == 1
+        for judge in opened.connected:
+            await judge.close()
 
 
 def test_a_key_that_is_not_set_is_named() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.loop import fill
 from engines.rollout.records.journals import Finished, TurnJournal, unpack_rollouts
 from engines.rollout.workers import worker_pool
@@ -18,7 +19,7 @@ from engines.sglang.in_flight import InFlight
 from engines.types import AssistantTurn, Message, Problem, Rollout, Sampling, Step
 from infra.errors import EngineError, InputError, TributaryError
 from tests.parts.loop_parts import Notes
-from tests.parts.rollout_parts import CharChat, Policy, domain, producer_of, roller
+from tests.parts.rollout_parts import CharChat, Judge, Policy, domain, producer_of, roller
 
 pytestmark = pytest.mark.unit
 
@@ -56,8 +57,9 @@ class Talks:
     async def close(self) -> None: ...
 
 
-def talking():
-    return domain("d", lambda answer: 1.0, environment=Talks(), max_turns=3, max_new_tokens=20)
+def talking() -> LiveDomain:
+    made = domain("d", lambda answer: 1.0, environment=Talks(), max_turns=3, max_new_tokens=20)
+    return replace(made, outcome_judge=Judge(lambda answer: 0.5))
 
 
 @dataclass
@@ -186,6 +188,17 @@ async def test_a_pool_gives_the_rollouts_of_a_roller_and_shares_groups_out_evenl
         assert made == [await rolled_here(n) for n in range(6)]
         assert len(finished) == 24
         await until(lambda: bench.servers.in_flight.turns == 0)
+
+
+async def test_a_worker_asks_the_outcome_alone_where_scores_are_made() -> None:
+    bench = Bench(blocked=False)
+    async with bench.pool(1) as pool:
+        problem = talking().curriculum.problems("heldout", 1, 0)[0]
+        for domain, outcome in ((talking(), 1.0), (talking().of_outcome(), 0.5)):
+            (made,) = await pool.roll_group(
+                domain, problem, 1, temperature=1.0, group_id="g", seed_name="g"
+            )
+            assert made.rewards == {"outcome": outcome}
 
 
 async def test_what_a_killed_worker_had_told_is_kept_and_the_rest_is_rolled_by_another() -> None:

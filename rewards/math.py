@@ -36,7 +36,8 @@ from rewards.text import boxed, format_fault, last_boxed
 
 MAX_ANSWER = 500
 """characters; a longer answer is wrong unread"""
-_LISTED = re.compile(r'\s*\[\s*"')
+_WRITTEN = re.compile(r'\s*[\[{]\s*"')
+"""a list or an object as JSON text"""
 
 
 class Math:
@@ -97,8 +98,8 @@ def _golds(value: Any) -> list[str]:
         return [gold for each in given for gold in _golds(each)]
     if isinstance(value, dict) or value is None:
         raise InputError(f"the reference answer is {value!r}; it must be a number or a text")
-    if isinstance(value, str) and _LISTED.match(value):
-        with suppress(ValueError):  # a list as JSON text
+    if isinstance(value, str) and _WRITTEN.match(value):
+        with suppress(ValueError):
             return _golds(json.loads(value))
     text = value_text(value)
     boxes = boxed(text)

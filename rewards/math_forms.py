@@ -22,6 +22,8 @@ _NAME = re.compile(
 _LABEL = re.compile(r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
+_CHOSEN_TOO = re.compile(r"(?:[,;]|\b(?:and|or)\b) ?\(?[A-Z](?:\)|[.:])|[,;] ?[A-Z]$")
+"""behind one choice, another: `(A), (B)`, but not `D. Both A and B`"""
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?![^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
@@ -33,6 +35,10 @@ _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*
 _AND, _OR = (
     re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,])\b{word}\b") for word in ("and", "or")
 )
+_WORD = re.compile(r"(?:(?<!\d)[+-] ?(?=\d))?(?:\d+(?:[.:/-]\d+)+|[^\W_]+)%?")
+"""also a number with its sign and all its digits, a date or a time"""
+_JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
+_REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")
 _FUNCTIONS = (
     r"!", r"\\binom|\\choose", r"\\l?floor|\\lceil|\\lfloor", r"\\sum|\\prod|\\int|\\lim",
     r"\\(?:max|min|gcd|lcm|det|bmod|pmod|mod)|\bmod\b", r"\\a?(?:rc)?(?:sin|cos|tan|cot|sec|csc)",
@@ -44,8 +50,11 @@ _PRODUCT = re.compile(
     r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)\d|\d\s*\(\d|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
 )
 
-_DROPPED = re.compile(rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*")
-"""what math-verify reads over: for it `x'` is `x`, and `A^T` is `A`"""
+_VECTOR = r"\\(?:vec|overrightarrow)\s*(?:\{[^{}]*\}|\w)"
+_DROPPED = re.compile(
+    rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*|{_VECTOR}\s*\\times\s*{_VECTOR}"
+)
+"""what math-verify reads over: for it `x'` is `x`, and `A^T` is `A`, and a cross product any"""
 _LIMIT = re.compile(rf"\\lim\s*_{_BOUND}")
 """of a sequence such as `a_n` it is for sympy that name, wherever it goes"""
 
@@ -68,7 +77,8 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         return True
     letter, said = _CHOICE.fullmatch(unmarked(gold)), _CHOSEN.match(unmarked(answer))
     if letter and said:
-        return said[1] == letter[1]
+        others = _CHOSEN_TOO.search(unmarked(answer), said.end())
+        return said[1] == letter[1] and not others
     if same_words(gold, answer):
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
@@ -94,8 +104,8 @@ def _words(text: str) -> list[str]:
     text = unmarked(text)
     if re.search(r"[\\^_{}=<>+*|¤]", text) or not re.search(r"[A-Za-z]{3}|\d:\d|(?i:^no$)", text):
         return []
-    found = re.findall(r"[^\W_]+", re.sub(r"(?<=\b[A-Za-z])\.", "", text).casefold())
-    return [word.lstrip("0") or "0" for word in found]
+    text = re.sub(r"(?<=\b[A-Za-z])\.|(?<=\d),(?=\d{3}(?!\d))", "", text).casefold()
+    return [re.sub(r"(?<![\d.])0+(?=\d)", "", word) for word in _WORD.findall(text)]
 
 
 def _squeezed(text: str) -> str:
@@ -144,6 +154,8 @@ def _interval(text: str, *, is_open: bool) -> Interval | None:
     if _RELATION.search(text):
         return _of_relation(text)
     text = re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text)
+    if _REALS.fullmatch(text):
+        return Interval("(", r"-\infty", r"\infty", ")")
     if len(text) > 4 and text[0] in "([" and text[-1] in ")]" and _is_balanced(text[1:-1]):
         items = _split(text[1:-1])
         is_open = is_open or text[0] == "[" or text[-1] == "]" or r"\infty" in text
@@ -181,6 +193,10 @@ def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
         return None
     if _RELATION.search(gold + answer) and bool(_AND.search(gold)) != bool(_AND.search(answer)):
         return False
+    if not re.search(r"[\d=<>]|\\[lg]e(?![a-z])", gold + answer):  # statements, sets, names
+        joins = [_JOINS.findall(text) for text in (gold, answer)]
+        if joins[0] != joins[1] and (all(joins) or r"\cup" in joins[0] + joins[1]):
+            return False
     answer = _unlabelled(answer, gold)
     brackets = _brackets(answer)
     if brackets and brackets[0] == r"\{" and r"\cup" not in gold:
@@ -222,7 +238,13 @@ def _any_order(wanted: Sequence[str], said: Sequence[str], judge: Judge) -> bool
     if len(wanted) != len(said) or len(wanted) > MOST_ITEMS:
         return False
     alike = [[same(gold, answer, judge) for answer in said] for gold in wanted]
-    return all(any(row) for row in alike) and all(map(any, zip(*alike, strict=True)))
+    left = list(range(len(said)))
+    for row in alike:  # any that is equal will do: then it equals what its equals do
+        found = next((at for at in left if row[at]), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
 
 
 def _in_order(wanted: Sequence[str], said: Sequence[str], judge: Judge) -> bool:
@@ -285,7 +307,7 @@ def _by_matrix(gold: str, answer: str, judge: Judge) -> bool | None:
 
 
 def _cells(text: str) -> list[list[str]] | None:
-    found = _MATRIX.fullmatch(text)
+    found = _MATRIX.fullmatch(re.sub(r"^[\[(](\\begin\{array\}.*)[\])]$", r"\1", text))
     if not found:
         return None
     rows = found[2].strip().removesuffix(ROW_END).split(ROW_END)

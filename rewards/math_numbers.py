@@ -262,7 +262,7 @@ def read_unit(text: str) -> tuple[str, Fraction] | None:
 
     Example: `\\text{ million dollars}` -> ("¤", 1000000)
     """
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", _FRACTION.sub(r"\1/\2", text))
+    text = re.sub(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ", _FRACTION.sub(r"\1/\2", text))
     text = text.replace(r"^\circ", " degree ").replace(r"\cdot", "*").replace("per cent", "%")
     text = re.sub(r"\bmph\b", "mi/h", re.sub(r"(?i)\bk(?:m?ph|mh)\b", "km/h", text))
     text = re.sub(r"(?i)\bu\.?s\.? dollars?\b", "dollars", text.replace("percentage points", "%"))

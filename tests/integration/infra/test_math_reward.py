@@ -14,6 +14,7 @@ import pytest
 from curricula.built_in_curricula import build
 from curricula.reasoning import Reasoning
 from engines.types import Message, Problem, Status, Transcript
+from infra.errors import InputError
 from rewards.math import Math, MathJudge, TookTooLong
 
 pytestmark = pytest.mark.integration
@@ -168,6 +169,12 @@ async def test_the_last_box_of_the_answer_counts(reward, text, score):
     assert (
         score or "12', not '42'" in given.reason or r"reads what stands in \boxed" in given.reason
     )
+
+
+@pytest.mark.parametrize("reference", [{"f": 1}, '{"func_name": "f", "N": null}'])
+async def test_an_object_is_no_reference(reward, reference):
+    with pytest.raises(InputError, match="must be a number or a text"):
+        await verdict(reward, reference, "42")
 
 
 async def test_a_box_in_the_thought_alone_is_no_answer(reward):

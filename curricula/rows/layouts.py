@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from curricula.rows.asked import (
+    ANSWERS,
+    ASKED,
     SUPPORTED,
     TALKS,
     layout_of,
@@ -151,7 +153,10 @@ def _check_same(row: Fields, talk: str, turns: list[Turn], reading: Reading) -> 
 
 def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn], str]:
     """Reads a row that holds its question and its answer in two columns."""
-    found = question_and_answer(row) or ("prompt", "completion")
+    found = question_and_answer(row) or (
+        row.first(ASKED) or "prompt",
+        row.first(ANSWERS) or "completion",
+    )
     name, said = columns.prompt or found[0], columns.completion or found[1]
     asked = read_asked(row, name, reading, auto=not columns.prompt)
     value: Any = row.column(said)
@@ -166,7 +171,8 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
         row.refuse(THOUGHTS, "", Reason.COLUMNS)
     else:
         turns = [Turn(Message("assistant", read_said(value, said), _thought(row, switches)))]
-        if is_blank(turns[0].message.content):
+        text = turns[0].message.content
+        if is_blank(text) or (reading.tools and text.strip() == "[]"):
             raise BadRow(Reason.MESSAGES, f"{said}: is empty; the assistant says nothing")
     require_as_switched(switches, [turn.message for turn in turns])
     if not columns.completion:

@@ -72,10 +72,10 @@ class Meaning(Enum):
     )
     CONTEXT = _names(
         "document doc passage context ctx evidence knowledge background article paragraph excerpt"
-        " snippet story history",
+        " snippet story history starter",
         "chat conversation dialog dialogue message past previous turn text retrieved input"
         " supporting content relevant list search gold given user prompt"
-        " question result full",
+        " question result full code",
         "write it into the text of a message",
     )
     CHOICES = _names(

@@ -35,6 +35,7 @@ QA = {"question": "12+30", "answer": "42"}
             "documents": ["a"], "reasoning_effort": "low", "rationale": "As.",
         }.items()),
         *((QA | {name: value}, name) for name, value in {
+            "starter_code": "def f():",
             "passage": "Ann came.", "gold_evidence": "a", "A": "42", "option_b": "42", "opa": "4",
             "answer_choices": ["42"], "distractor1": "41", "completion_mask": [1], "input": "mod 3",
             "rationale": "As.", "solution": "12+30 is 42", "query": "13+30",

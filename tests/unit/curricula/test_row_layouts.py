@@ -111,6 +111,22 @@ def test_a_thought_in_a_column_of_its_own_is_the_answers():
     assert "has `thinking`, which is not read" in refusal(talk(ASK, ANSWER, thinking="Add."))
 
 
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"problem": "12+30", "generated": "42"}, {"completion": "generated"}),
+        ({"problem": "12+30", "generated": "42", "answer": "7"}, {"completion": "generated"}),
+        ({"instruction": "12+30", "text": "42"}, {"completion": "text"}),
+        ({"task": "12+30", "answer": "42"}, {"prompt": "task"}),
+        ({"task": "12+30", "target": "42", "question": "?"}, {"prompt": "task"}),
+    ],
+)
+def test_a_column_that_nobody_names_is_found_beside_a_named_one(
+    row: dict[str, Any], named: dict[str, str]
+):
+    assert [message.content for message in sft(row, **named).messages] == ["12+30", "42"]
+
+
 def test_what_nothing_reads_is_named_wherever_it_stands():
     call = {
         "id": "c1",
@@ -191,6 +207,8 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
             "a text in a text: they were encoded twice",
         ),
         ({"prompt": "a", "completion": ""}, "completion: is empty"),
+        ({"query": "a", "tools": [{"name": "f", "parameters": {}}], "answers": "[]"},
+         "answers: is empty; the assistant says nothing"),
         ({"prompt": "a", "completion": "b", "label": False}, "has `label`, which says whether"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it is a preference pair"),
         ({"text": "Once"}, "has no column messages; it has text. Layouts that are read: messages"),

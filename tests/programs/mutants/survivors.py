@@ -69,13 +69,17 @@ KNOWN: Mapping[str, list[Survivor]] = {
             is_equivalent=False,
         ),
         Survivor(
-            "return out if self.temperature == 1.0 else out.div_(self.temperature)",
+            "return out if is_one else out.div_(self.temperature)",
             (
-                "return: out if self.temperature == 1.0 else out.div_(self.temperature) -> out if"
-                " False else out.div_(self.temperature)",
-                "constant: 1.0 -> 0.0",
+                "return: out if is_one else out.div_(self.temperature) -> out if False else"
+                " out.div_(self.temperature)",
             ),
             "a division by 1 changes nothing: only a pass is saved",
+        ),
+        Survivor(
+            "is_one = isinstance(self.temperature, float) and self.temperature == 1.0",
+            ("constant: 1.0 -> 0.0",),
+            "the same",
         ),
         Survivor(
             "peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found,"

@@ -116,6 +116,11 @@ class RewardSpec(HookSpec):
         """Whether it can judge in a stage only: it asks a served model, or one at an address."""
         return self.name in ASKING
 
+    @property
+    def judges_some_only(self) -> bool:
+        """Whether some rollouts of its domain are not its business."""
+        return bool(self.sources)
+
     @model_validator(mode="after")
     def _asks_a_model(self) -> Self:
         """The options of ours that ask one are read here, so that each that is wrong is named."""
@@ -149,6 +154,10 @@ class RewardTerm(RewardSpec):
     left out: all"""
     only_right: bool = Field(default=False, exclude_if=lambda only_right: not only_right)
     """whether it counts only where the outcome is 1, as a penalty for length should"""
+
+    @property
+    def judges_some_only(self) -> bool:
+        return super().judges_some_only or self.thinking is not None
 
     @model_validator(mode="after")
     def _learns_what_is_right(self) -> Self:

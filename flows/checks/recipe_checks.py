@@ -14,6 +14,7 @@ from flows.checks.packing import length_problems
 from flows.checks.servers import (
     determinism_notes,
     determinism_problems,
+    judge_cautions,
     replay_problems,
     served_problems,
     sharing_problems,
@@ -70,6 +71,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from memory_cautions(recipe, plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
+        yield from judge_cautions(stage)
         yield from processor_cautions(recipe, stage)
 
 

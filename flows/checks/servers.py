@@ -5,6 +5,7 @@ promise the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Any
 
 from engines.sglang.server_options import check_options, check_parallel
@@ -13,7 +14,9 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
 from infra.errors import InputError
-from rewards.judges.external_judge import EXTERNAL_JUDGE
+from rewards.judges.external_judge import EXTERNAL_JUDGE, ExternalJudgeSettings
+from tasks.domain import RewardSpec, RewardTerm
+from tasks.policy import PolicySettings
 from tasks.served.served_roles import ServedRole, rewards_of
 from tasks.stage import RoleResources
 
@@ -42,6 +45,35 @@ def inexact_roles(stage: PlannedStage) -> Iterator[str]:
                 f"stage {stage.name}: an external judge of {domain.name} may say something else the"
                 " next time"
             )
+
+
+def judge_cautions(stage: PlannedStage) -> Iterator[str]:
+    """External judges whose bound on calls is too low for the answers that a stage trains on and
+    scores."""
+    policy, domains = stage.spec.policy, stage.spec.sampled_domains
+    if policy is None:
+        return
+    for domain in domains:
+        trained = policy.steps * policy.problems_per_step * policy.group_size // len(domains)
+        for reward in rewards_of(domain):
+            if reward.name != EXTERNAL_JUDGE or reward.judges_some_only:
+                continue
+            settings = ExternalJudgeSettings.model_validate(reward.options)
+            calls = (trained + _scored(policy, reward)) * settings.votes
+            if calls > settings.max_calls:
+                yield (
+                    f"stage {stage.name}: {reward.title} of {domain.name} has {calls} verdicts to"
+                    f" give, where answers differ, and its `max_calls` is {settings.max_calls}:"
+                    " every one after that fails; raise it"
+                )
+
+
+def _scored(policy: PolicySettings, reward: RewardSpec) -> int:
+    """Answers to held-out problems that it judges while the stage trains."""
+    schedule = policy.evaluate
+    if schedule is None or not (isinstance(reward, RewardTerm) and reward.outcome):
+        return 0
+    return (ceil(policy.steps / schedule.every) + 1) * schedule.problems * schedule.samples
 
 
 def _of_role(

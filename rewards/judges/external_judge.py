@@ -69,8 +69,8 @@ class ExternalJudgeSettings(JudgeQuestion):
     calls_per_minute: Count = 600
     """requests that are sent in a minute; they are spread evenly, also over rollout workers"""
     max_calls: Count = 10_000
-    """requests that one attempt of a stage may send, tries and votes included; every verdict after
-    that is a failed one. Rollout workers have equal shares of them"""
+    """requests that this reward of a domain may send in one attempt of a stage, tries and votes
+    included; every verdict after that is a failed one. Rollout workers have equal shares of them"""
     tries: int = Field(default=5, ge=1, le=20)
     """how often one question is sent, where the API is busy (429), broken (5xx) or not reached"""
     cache: bool = True

@@ -9,7 +9,7 @@ import yaml
 
 from flows.checks.memory.fit import memory_problems, planned_memory
 from flows.checks.recipe_checks import check_recipe
-from flows.checks.servers import inexact_roles
+from flows.checks.servers import inexact_roles, judge_cautions
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reasons import planned_identities
@@ -58,6 +58,30 @@ def test_a_model_of_the_recipe_is_an_input_of_the_stages_that_judge_by_it() -> N
     asking = {name for name, stage in plan.items() if "role.judge" in stage.inputs}
     assert asking == {"general-rl", "unified-rl"}, "distill and evaluate ask outcomes alone"
     assert plan["general-rl"].inputs == {"model": "general-sft", "role.judge": "base"}
+
+
+def test_an_external_judge_whose_calls_would_not_do_is_told_before() -> None:
+    """Three steps of 4 problems with 8 rollouts each: 96 answers, asked about twice. As the outcome
+    it also judges 5 held-out problems before, after the second step and at the end."""
+    settings = "url: 'https://api.test', model: m, votes: 2, temperature: 1, pattern: '(1)'"
+
+    def cautioned(more: str, options: str) -> list[str]:
+        term = f"name: external-judge{more}, options: {{{options}, prompt: '{{answer}}'}}"
+        others = "" if "outcome" in more else "{name: constraints, outcome: true}, "
+        sizes = {"steps": 3, "problems_per_step": 4, "group_size": 8}
+        changes = [f"experts.general.path.rl.{name}={n}" for name, n in sizes.items()]
+        evaluate = "experts.general.path.rl.evaluate={every: 2, problems: 5}"
+        loaded = recipe(f"{REWARDS}=[{others}{{{term}}}]", *changes, evaluate, "determinism=close")
+        plan = {stage.name: stage for stage in plan_post_train(loaded)}
+        return list(judge_cautions(plan["general-rl"]))
+
+    (said,) = cautioned("", f"{settings}, max_calls: 191")
+    assert "external-judge of general has 192 verdicts to give" in said
+    assert "its `max_calls` is 191" in said
+    assert not cautioned("", f"{settings}, max_calls: 192")
+    (said,) = cautioned(", outcome: true", f"{settings}, max_calls: 192")
+    assert "has 222 verdicts to give" in said
+    assert not cautioned(", thinking: true", f"{settings}, max_calls: 1")
 
 
 def test_a_folder_is_imported_once_and_its_weights_are_in_the_digests(folder: Path) -> None:

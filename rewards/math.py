@@ -32,7 +32,7 @@ from infra.json_text import value_text
 from rewards.math_forms import same
 from rewards.math_writing import plain
 from rewards.references import reference_of
-from rewards.text import boxed, format_fault, last_boxed
+from rewards.text import format_fault, last_boxed
 
 MAX_ANSWER = 500
 """characters; a longer answer is wrong unread"""
@@ -102,8 +102,7 @@ def _golds(value: Any) -> list[str]:
         with suppress(ValueError):
             return _golds(json.loads(value))
     text = value_text(value)
-    boxes = boxed(text)
-    return [boxes[-1] if boxes else text]
+    return [", ".join(last_boxed(text)) or text]
 
 
 START_LIMIT = 120.0

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rewards.math_numbers import Number, read_number, read_unit, same_number
-from rewards.math_writing import ROW_END, tight, unmarked
+from rewards.math_words import choice_of, chosen_in, same_words
+from rewards.math_writing import ROW_END, tight
 
 Judge = Callable[[str, str], bool]
 MOST_ITEMS = 32
@@ -20,10 +21,6 @@ _NAME = re.compile(
     r"(?:\\[A-Za-z]+ ?)?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']*)?(?:_\{?\w+\}?)?'*(?:\([^()=]*\))?"
 )
 _LABEL = re.compile(r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)")
-_CHOICE = re.compile(r"\(?([A-Z])\)?")
-_CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
-_CHOSEN_TOO = re.compile(r"(?:[,;]|\b(?:and|or)\b) ?\(?[A-Z](?:\)|[.:])|[,;] ?[A-Z]$")
-"""behind one choice, another: `(A), (B)`, but not `D. Both A and B`"""
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?![^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
@@ -35,8 +32,6 @@ _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*
 _AND, _OR = (
     re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,])\b{word}\b") for word in ("and", "or")
 )
-_WORD = re.compile(r"(?:(?<!\d)[+-] ?(?=\d))?(?:\d+(?:[.:/-]\d+)+|[^\W_]+)%?")
-"""also a number with its sign and all its digits, a date or a time"""
 _JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
 _REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")
 _FUNCTIONS = (
@@ -47,7 +42,7 @@ _FUNCTIONS = (
 _BOUND = r"\s*(?:\{[^{}]*\}|\w)"
 _PLUS = re.compile(r"(?<=[\w})!%\]])\s*[+-]")
 _PRODUCT = re.compile(
-    r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)\d|\d\s*\(\d|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
+    r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)\d|(?<![\d_])\d+\s*\(\d|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
 )
 
 _VECTOR = r"\\(?:vec|overrightarrow)\s*(?:\{[^{}]*\}|\w)"
@@ -75,10 +70,12 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         return False
     if gold == answer or _squeezed(gold) == _squeezed(answer):
         return True
-    letter, said = _CHOICE.fullmatch(unmarked(gold)), _CHOSEN.match(unmarked(answer))
-    if letter and said:
-        others = _CHOSEN_TOO.search(unmarked(answer), said.end())
-        return said[1] == letter[1] and not others
+    wanted, said = choice_of(gold), chosen_in(answer)
+    if wanted and said:
+        is_told = bool(wanted.text and said.text)
+        return wanted.letter == said.letter and (not is_told or same(wanted.text, said.text, judge))
+    if wanted and wanted.text:
+        return same(wanted.text, answer, judge)
     if same_words(gold, answer):
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
@@ -91,21 +88,6 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         if found is not None:
             return found
     return _expressions(gold, answer, judge)
-
-
-def same_words(gold: str, answer: str) -> bool:
-    """Whether they say the same in words, dates and times: case and full stops do not count."""
-    words = _words(gold)
-    return bool(words) and words == _words(answer)
-
-
-def _words(text: str) -> list[str]:
-    """Empty where it is no text."""
-    text = unmarked(text)
-    if re.search(r"[\\^_{}=<>+*|¤]", text) or not re.search(r"[A-Za-z]{3}|\d:\d|(?i:^no$)", text):
-        return []
-    text = re.sub(r"(?<=\b[A-Za-z])\.|(?<=\d),(?=\d{3}(?!\d))", "", text).casefold()
-    return [re.sub(r"(?<![\d.])0+(?=\d)", "", word) for word in _WORD.findall(text)]
 
 
 def _squeezed(text: str) -> str:
@@ -234,6 +216,11 @@ def _both_signs(text: str) -> list[str]:
     return [tight(re.sub(r"(^|[=(,])\+\s*", r"\1", sign)) for sign in (plus, minus)]
 
 
+def _members(items: Sequence[str]) -> list[str]:
+    """Of a set, each once."""
+    return list(dict.fromkeys(sign for item in items for sign in _both_signs(item)))
+
+
 def _any_order(wanted: Sequence[str], said: Sequence[str], judge: Judge) -> bool:
     if len(wanted) != len(said) or len(wanted) > MOST_ITEMS:
         return False
@@ -263,7 +250,7 @@ def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
     said = _brackets(answer)
     if wanted[0] == r"\{":
         items = said[1] if said and said[0] == r"\{" else [] if said else _listed(answer)
-        return _any_order(list(dict.fromkeys(wanted[1])), list(dict.fromkeys(items)), judge)
+        return _any_order(_members(wanted[1]), _members(items), judge)
     if said is None:
         return len(_split(answer)) > 1 and _in_order(wanted[1], _split(answer), judge)
     return wanted[0::2] == said[0::2] and _in_order(wanted[1], said[1], judge)

@@ -90,7 +90,7 @@ def read_number(text: str) -> Number | None:
 
 def same_number(gold: Number, said: Number) -> bool:
     """Whether `said` is the answer `gold`."""
-    if gold.base:
+    if gold.base not in (0, 10):
         return (gold.base, gold.numeral) == (said.base, said.numeral)
     if said.base not in (0, 10) or _contradict(gold, said):
         return False

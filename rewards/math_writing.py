@@ -96,6 +96,7 @@ _SHORT_FRACTION = re.compile(
     r"\\frac\s*(\d|[A-Za-z]|\{[^{}]*\})\s*(\d|[A-Za-z](?![A-Za-z])|\{[^{}]*\})"
 )
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))")
+_PRIMES = re.compile(r"\^\s*(?:\\prime(?![a-z])|\{\s*(?:\\prime\s*)+\})")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\*\*(?=\S)|(?<=\S)\*\*|`")
 _LOOSE = re.compile(r"(?<![0-9A-Za-z}%.]) | (?![0-9A-Za-z.])|(?<=[}%.]) (?![A-Za-z0-9\\])")
 _COMMAND_SPACE = re.compile(r"(\\[A-Za-z]+) (?![A-Za-z])")
@@ -120,6 +121,7 @@ def plain(text: str) -> str:
         text = _SHORT_FRACTION.sub(_fraction, text)
         text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ", text)
+    text = _PRIMES.sub(lambda found: "'" * found[0].count("p"), text)
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("**", "^")
     text = re.sub(r"\+\s*\\infty", r"\\infty", text)
     text = re.sub(r"\\\{\s*\\\}|\{\s*\\emptyset\s*\}", r"\\emptyset", text)

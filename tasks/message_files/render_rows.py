@@ -19,8 +19,9 @@ from infra.errors import InputError
 
 _THINK, _END_THINK = "<think>", "</think>"
 _OTHER_THOUGHT = re.compile(
-    r"[<\[](?!/)(?!think>)\|?(?:(?:begin|start)_of_)?"
-    r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|scratchpad|reflection|analysis|cot)\|?[>\]]",
+    r"[<\[◁](?!/)(?!think>)\|?(?:(?:begin|start)_(?:of_)?|seed:|ant|inner_)?"
+    r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|scratch_?pad|reflection|analysis|cot|monologue)"
+    r"\|?[>\]▷]",
     re.IGNORECASE,
 )
 """a tag that opens a thought in other models' answers"""

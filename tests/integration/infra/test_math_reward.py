@@ -139,6 +139,7 @@ async def test_what_nobody_can_read_is_wrong_at_once(reward, said):
         ('["7", "50"]', "50"),
         ([1.0, 2.0], "2"),
         (r"So it is \boxed{42}.", "42"),
+        (r"So $x=\boxed{1}$ or $\boxed{2}$.", "2, 1"),
     ],
 )
 async def test_a_reference_is_a_value_and_not_its_text(reward, reference, said):

@@ -227,7 +227,13 @@ def test_a_thought_is_trained_wherever_the_row_has_it(qwen: Renderer):
         qwen.render(read(openai(ASK, ANSWER | {"content": "<think>hm"})))
 
 
-@pytest.mark.parametrize("tag", ["<thinking>", "<Reasoning>", "[THINK]", "<|begin_of_thought|>"])
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *("<thinking>", "<Reasoning>", "[THINK]", "<|begin_of_thought|>", "<scratch_pad>"),
+        *("<seed:think>", "◁think▷", "<|START_THINKING|>"),
+    ],
+)
 def test_a_thought_in_other_tags_is_no_answer_where_the_template_has_its_own(
     tag: str, qwen: Renderer, llama: Renderer
 ):

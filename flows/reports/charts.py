@@ -46,6 +46,7 @@ _TITLES = {
     "loss": "loss",
     "reward_mean": "reward",
     "entropy": "entropy, nats a token",
+    "temperature": "sampling temperature",
     "teacher_kl": "KL from the teacher, nats a token",
     "kl_k3": "KL from the old policy (k3)",
     "grad_norm": "gradient norm",

@@ -22,8 +22,8 @@ from infra.errors import TrainingStopped
 from tasks import series
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.stage_record import RlRecord
-from tasks.rl.temperature import SearchControl
-from tasks.rl.temperature_rules import TemperatureSearch
+from tasks.rl.temperature import EntropyControl, SearchControl
+from tasks.rl.temperature_rules import EntropyTarget, TemperatureSearch
 from tasks.series import SERIES_FILE, thinned
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
@@ -50,11 +50,11 @@ class Reporter:
         pass
 
 
-def record(reporter, notes=None, whole_steps=3):
+def record(reporter, notes=None, whole_steps=3, curves=()):
     watch = StopRule(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
     made = RlRecord(
         watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9,
-        notes=notes or Notes(),
+        notes=notes or Notes(), curves=curves,
     )  # fmt: skip
     made._last_steps = LastSteps(CharChat(), whole_steps)
     return made
@@ -143,6 +143,23 @@ def test_a_phase_is_judged_by_its_own_steps(tmp_path):
     made.in_phase(2, "its problems are solved")
     assert (made.solved, made.score) == (False, 1.0)
     assert [seen(n, 0.0) for n in (4, 5)] == [(False, False), (False, True)]
+
+
+def test_a_temperature_that_moves_is_a_curve_and_part_of_a_checkpoint(tmp_path):
+    """The entropy is 1 nat, twice the target: ln T falls by 0.05, the most."""
+
+    def stage():
+        made = record(Reporter(), curves=["temperature"])
+        made.temperatures = EntropyControl(EntropyTarget(kind="entropy", target=0.5), 1.0)
+        return made
+
+    first, second = stage(), stage()
+    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse(), {})
+    first.save(tmp_path)()
+    second.restore(tmp_path)
+    for made in (first, second):
+        made.note({"temperature": made.temperatures.temperature})
+        assert made.series.points("temperature") == [(1, pytest.approx(0.9512294, abs=1e-7))]
 
 
 def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 from curricula.prompt_files.prompt_reference import Reference, exact, read_reference
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import TALKS, read_asked, read_system, with_system
-from curricula.rows.conversation import fault_of_calls, fault_of_media
+from curricula.rows.conversation import fault_of_calls, fault_of_text
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_tools, refuse_unread
 from curricula.rows.messages import Reading, Turn
@@ -61,7 +61,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
     given = Fields(row, unread)
     tools = read_tools(given, columns.tools)
     said, looks_like = _messages(given, source, Reading(source.format, tools, unread))
-    if fault := _fault(said) or fault_of_media(said) or fault_of_calls(said, tools):
+    if fault := _fault(said) or fault_of_text(said) or fault_of_calls(said, tools):
         raise BadRow(Reason.MESSAGES, fault)
     reference = read_reference(given, source)
     metadata = {name: exact(given.column(name)) for name in columns.metadata}

@@ -15,6 +15,13 @@ _PLACEHOLDER = re.compile(
 )
 """stands in a question for what is shown beside it"""
 
+_OPENS_TURN = re.compile(
+    r"^(?:<s>)?(?:<\|im_start\|>(?:system|user|assistant)\n|<\|start_header_id\|>\w+<"
+    r"|<start_of_turn>(?:user|model)\n|<extra_id_1>(?:System|User|Assistant)\n|\[INST\] )",
+    re.MULTILINE,
+)
+"""with which templates of some models open a turn"""
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -44,15 +51,23 @@ def fault_of(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     for at, message in enumerate(messages):
         if message.reasoning and message.content.lstrip().startswith("<think>"):
             return f"messages[{at}]: has a thought beside its text, and one in it; leave one out"
-    return fault_of_media(messages) or _fault_of_order(messages) or fault_of_calls(messages, tools)
+    return fault_of_text(messages) or _fault_of_order(messages) or fault_of_calls(messages, tools)
 
 
-def fault_of_media(messages: Sequence[Message]) -> str:
-    """The placeholder of an image or of sound in what is asked; empty for none. A tag that is
-    closed, is quoted or is called one (`the <image> tag`) is meant as a word."""
+def fault_of_text(messages: Sequence[Message]) -> str:
+    """The placeholder of an image or of sound in what is asked, or turns that a template has
+    written into one text; empty for none. A tag that is closed, is quoted or is called one (`the
+    <image> tag`) is meant as a word."""
     for at, message in enumerate(messages):
         text = message.content
-        if message.role in ("assistant", "system") or ("<" not in text and "[" not in text):
+        if "<" not in text and "[" not in text:
+            continue
+        if opened := _OPENS_TURN.search(text):
+            return (
+                f"messages[{at}]: its text has {opened[0].strip()!r}, with which a chat template"
+                " opens a turn; write each turn as a message, without a template's marks"
+            )
+        if message.role in ("assistant", "system"):
             continue
         found = _PLACEHOLDER.search(text)
         if found and f"</{found[1]}>" not in text:

@@ -77,6 +77,11 @@ def test_each_layout_says_the_same(row: dict[str, Any], looks_like: str):
     assert asked.messages == SAID[:1]
 
 
+@pytest.mark.parametrize("text", ["What is <|im_start|>user?", "[INST]all it.", "say `[INST] `"])
+def test_a_token_of_a_template_may_be_asked_about(text: str):
+    assert sft(talk(ASK | {"content": text}, ANSWER)).messages[0].content == text
+
+
 def test_what_is_asked_about_and_what_was_said_before_belong_to_the_question():
     read = sft(
         {
@@ -206,6 +211,9 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
             talk(ASK, ANSWER | {"tool_calls": [{"name": "a", "arguments": '"{\\"q\\": 1}"'}]}),
             "a text in a text: they were encoded twice",
         ),
+        (talk(ASK | {"content": "Hi\n<extra_id_1>Assistant\nYo\n<extra_id_1>User\n7"}, ANSWER),
+         "messages[0]: its text has '<extra_id_1>Assistant', with which a chat template opens"),
+        ({"prompt": "<s>[INST] 12+30 [/INST]", "completion": "42"}, "its text has '<s>[INST]'"),
         ({"prompt": "a", "completion": ""}, "completion: is empty"),
         ({"query": "a", "tools": [{"name": "f", "parameters": {}}], "answers": "[]"},
          "answers: is empty; the assistant says nothing"),

@@ -5,6 +5,9 @@ several of HF's modules, such as q, k and v: each has its own A [rank, inputs] a
 rank], as `peft` has them. Tensor-parallel ranks share out B of a layer that is split by outputs,
 and A of one that is split by inputs; the other matrix they have alike. Between layers each of them
 has some of the tokens, so what goes between ranks is `rank` numbers a token and module.
+
+A routed expert has adapters of its own. Its tokens come together on all ranks that share it, and
+its outputs are summed over them, whether it is adapted or not: nothing else goes between them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,6 +29,7 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
@@ -37,6 +42,31 @@ PARAMETERS = ".adapter."
 """part of the name of every parameter of an adapter, and of no other"""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How ranks hold the matrices of one linear layer together."""
+
+    ranks: int
+    """that share out one side of them"""
+    rank: int
+    """this one among them"""
+    group: dist.ProcessGroup
+    moves: bool = False
+    """whether each of them has some of the tokens on the layer's other side"""
+    sums: bool = False
+    """whether the gradients of what they have alike are sums over tensor-parallel ranks"""
+
+    @classmethod
+    def of(cls, module: Column | Row | WholeLinear, layout: Layout) -> Sharing:
+        parallel, are_several = layout.parallel, layout.parallel.tp > 1
+        if isinstance(module, WholeLinear):
+            return cls(1, 0, layout.tp_group, sums=are_several)
+        if module.is_expert:
+            ranks = parallel.expert_tp  # as many as tensor-parallel ranks, or one
+            return cls(ranks, layout.expert_tp_rank, layout.expert_tp_group, sums=ranks > 1)
+        return cls(parallel.tp, layout.tp_rank, layout.tp_group, are_several, are_several)
+
+
 class Adapter(nn.Module):
     """The low-rank matrices of one linear layer."""
 
@@ -46,21 +76,21 @@ class Adapter(nn.Module):
         tensors: Sequence[HfTensor],
         lora: Lora,
         shape: ModelShape,
-        layout: Layout,
+        sharing: Sharing,
         seed: int,
     ) -> None:
         """`weight`: this rank's part of the layer's weight, which `tensors` make up."""
         super().__init__()
         self.rank, self.scale = lora.rank, lora.alpha / lora.rank
         self.is_on = True
-        self.layout = layout
+        self.sharing = sharing
         self.by_inputs = tensors[0].is_split_by_inputs
-        """whether tensor-parallel ranks share out the layer's inputs; else its outputs"""
+        """whether ranks share out the layer's inputs; else its outputs"""
         self.modules_of_parts: list[tuple[str, int]] = []
         """of each part of the layer's outputs: HF's module, and how many of them are this rank's"""
         names = [part for tensor in tensors for part in tensor.rows]
         is_qkv = names == ["queries", "keys", "keys"]
-        self.groups = shape.kv_groups // layout.parallel.tp if is_qkv else None
+        self.groups = shape.kv_groups // sharing.ranks if is_qkv else None
         """of heads on this rank, in which the outputs of q, k and v lie"""
         self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
         self.hf_modules: dict[str, str] = {}
@@ -72,42 +102,45 @@ class Adapter(nn.Module):
                 self.hf_modules[name] = module
                 self.a[name] = self._first(weight, module, seed)
             for part in tensor.rows:
-                size = shape.axes[part] // (1 if self.by_inputs else layout.parallel.tp)
+                size = shape.axes[part] // (1 if self.by_inputs else sharing.ranks)
                 if is_target:
                     self.b[f"{name}_{len(self.modules_of_parts)}"] = self._second(weight, size)
                 self.modules_of_parts.append((name, size))
 
     def _first(self, weight: Tensor, module: str, seed: int) -> nn.Parameter:
         """A as `peft` draws it, from a seed of the module's own: the same in every layout."""
-        ranks = self.layout.parallel.tp if self.by_inputs else 1
+        ranks = self.sharing.ranks if self.by_inputs else 1
         inputs = weight.shape[1] * ranks
         digest = hashlib.sha256(f"{seed} {module}".encode()).digest()
         draw = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
         whole = torch.empty(self.rank, inputs).uniform_(-1, 1, generator=draw) / math.sqrt(inputs)
-        return self._placed(whole.chunk(ranks, 1)[self.layout.tp_rank % ranks], weight, 1)
+        return self._placed(whole.chunk(ranks, 1)[self.sharing.rank % ranks], weight, 1)
 
     def _second(self, weight: Tensor, rows: int) -> nn.Parameter:
         return self._placed(torch.zeros(rows, self.rank), weight, 0)
 
     def _placed(self, value: Tensor, weight: Tensor, split_dim: int) -> nn.Parameter:
-        """A parameter that Megatron treats as what it is on tensor-parallel ranks: split, or the
-        same on all of them, each with the gradient of its own tokens, which are then summed."""
-        parameter = nn.Parameter(value.to(weight.device, weight.dtype).contiguous())
-        is_split = split_dim == int(self.by_inputs)
-        set_tensor_model_parallel_attributes(parameter, is_split, split_dim, 1)
-        parameter.sequence_parallel = not is_split  # pyrefly: ignore[missing-attribute]
+        """A parameter that Megatron treats as what it is on these ranks: each one's own, or the
+        same on all of them, each with a part of its gradient, which are then summed."""
+        parameter: Any = nn.Parameter(value.to(weight.device, weight.dtype).contiguous())
+        is_shared = self.sharing.ranks > 1 and split_dim == int(self.by_inputs)
+        is_alike = self.sharing.sums and not is_shared
+        set_tensor_model_parallel_attributes(parameter, not is_alike, split_dim, 1)
+        parameter.sequence_parallel = is_alike
+        # Whether data-parallel ranks have it alike: not an expert that is on some of them only.
+        parameter.allreduce = getattr(weight, "allreduce", True)
         return parameter
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What is added to the layer's outputs for its inputs, both as this rank has them."""
         narrow = F.linear(inputs, torch.cat(list(self.a.values())))
-        if self.layout.parallel.tp > 1:
+        if self.sharing.moves:
             move = (
                 reduce_scatter_to_sequence_parallel_region
                 if self.by_inputs
                 else gather_from_sequence_parallel_region
             )
-            narrow = move(narrow, group=self.layout.tp_group)
+            narrow = move(narrow, group=self.sharing.group)
         return self._widened(narrow)
 
     def _widened(self, narrow: Tensor) -> Tensor:
@@ -131,14 +164,14 @@ class Adapter(nn.Module):
         return (weight.float() + self._widened(first.t()).t()).to(weight.dtype)
 
     def split_dims(self) -> dict[str, int]:
-        """Of the parameters that tensor-parallel ranks share out, by name."""
+        """Of the parameters that ranks share out, by name."""
         shared = self.a if self.by_inputs else self.b
         letter = "a" if self.by_inputs else "b"
         return {f"{letter}.{name}": int(self.by_inputs) for name in shared}
 
     @torch.no_grad()
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """(name as in `peft`'s file, tensor) of all matrices, gathered over tensor parallelism."""
+        """(name as in `peft`'s file, tensor) of all matrices, gathered over the ranks."""
         for name, module in self.hf_modules.items():
             own = [self.b[key] for key in self.b if key.rpartition("_")[0] == name]
             parts = [part.detach() if self.by_inputs else self._gathered(part, 0) for part in own]
@@ -147,8 +180,10 @@ class Adapter(nn.Module):
             yield f"base_model.model.{module}.lora_B.weight", torch.cat(parts)
 
     def _gathered(self, part: Tensor, dim: int) -> Tensor:
-        parts = [torch.empty_like(part) for _ in range(self.layout.parallel.tp)]
-        dist.all_gather(parts, part.detach(), group=self.layout.tp_group)
+        if self.sharing.ranks == 1:
+            return part.detach()
+        parts = [torch.empty_like(part) for _ in range(self.sharing.ranks)]
+        dist.all_gather(parts, part.detach(), group=self.sharing.group)
         return torch.cat(parts, dim)
 
 
@@ -182,6 +217,19 @@ class Row(RowParallelLinear):
         return _with_adapter(self, super().sharded_state_dict(*given, **named), *given, **named)
 
 
+class WholeLinear(nn.Linear):
+    """A product that every tensor-parallel rank computes whole, of its own tokens, with an adapter
+    if it is given one. Megatron sums the gradients over these ranks."""
+
+    def __init__(self, inputs: int, outputs: int, config: TransformerConfig) -> None:
+        super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # pyrefly: ignore[missing-attribute]
+        self.adapter: Adapter | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _added(self.adapter, input, super().forward(input))
+
+
 def _added(adapter: Adapter | None, inputs: Tensor, outputs: Tensor) -> Tensor:
     return outputs if adapter is None or not adapter.is_on else outputs + adapter(inputs)
 
@@ -213,14 +261,16 @@ def add_adapters(
     """Freeze a network, and give its linear layers adapters, which add nothing yet."""
     model: Any = network
     network.requires_grad_(False)
+    experts = shape.mixture.num_experts if shape.mixture else 0
+    first_expert = layout.ep_rank * (experts // layout.parallel.ep)
     for number, layer in enumerate(model.decoder.layers):
         first = layer.layer_number - 1 - number
         for name, module in layer.named_modules():
-            if isinstance(module, Column | Row):
+            if isinstance(module, Column | Row | WholeLinear):
                 parameter = f"decoder.layers.{number}.{name}.weight"
-                tensors = shape.family.tensors.of_parameter(parameter, first)
-                weight = cast("Tensor", module.weight)
-                adapter = Adapter(weight, tensors, lora, shape, layout, seed)
+                tensors = shape.family.tensors.of_parameter(parameter, first, first_expert)
+                weight, sharing = cast("Tensor", module.weight), Sharing.of(module, layout)
+                adapter = Adapter(weight, tensors, lora, shape, sharing, seed)
                 module.adapter = adapter if len(adapter.a) else None
     if layout.is_first_stage:
         # A layer that is computed again has no backward pass if no input of it needs a gradient.
@@ -252,8 +302,9 @@ def adapters_off(network: nn.Module) -> Generator[None]:
 def whole_adapters(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """All matrices under `peft`'s names, on the CPU of every rank; all ranks call it."""
     own = {name: t.cpu().clone() for a in adapters_of(network) for name, t in a.whole()}
-    if layout.parallel.pp == 1:
-        return own
-    of_stages: list[dict[str, Tensor]] = [{}] * layout.parallel.pp
-    dist.all_gather_object(of_stages, own, group=layout.pp_group)
-    return {name: tensor for stage in of_stages for name, tensor in stage.items()}
+    for group in (layout.ep_group, layout.pp_group):
+        if (ranks := group.size()) > 1:
+            of_ranks: list[dict[str, Tensor]] = [{}] * ranks
+            dist.all_gather_object(of_ranks, own, group=group)
+            own = {name: tensor for each in of_ranks for name, tensor in each.items()}
+    return own

@@ -24,19 +24,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from engines.families.common.family import ModelShape
-from engines.megatron.adapters import Column, Row
+from engines.megatron.adapters import Column, Row, WholeLinear
 from engines.megatron.layers import PackedAttention, RMSNorm
 from engines.megatron.rotary import Rotate
 from engines.megatron.train.pack import Pack
-
-
-class WholeLinear(torch.nn.Linear):
-    """A product that every tensor-parallel rank computes whole, of its own tokens. Megatron sums
-    the weight's gradient over these ranks."""
-
-    def __init__(self, inputs: int, outputs: int, config: TransformerConfig) -> None:
-        super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # pyrefly: ignore[missing-attribute]
 
 
 class LatentAttention(MegatronModule):

@@ -318,8 +318,12 @@ def layer_spec(
     if has_experts:
         spec.module = ExpertLayer
         layer.mlp.submodules.router = ExpertRouter
+        parts = layer.mlp.submodules
+        feed_forwards = [parts.experts.submodules, parts.shared_experts.submodules]
     else:
-        layer.mlp.submodules.linear_fc1, layer.mlp.submodules.linear_fc2 = Column, Row
+        feed_forwards = [layer.mlp.submodules]
+    for feed_forward in feed_forwards:
+        feed_forward.linear_fc1, feed_forward.linear_fc2 = Column, Row
     attention: Any = layer.self_attention.submodules
     attention.core_attention = PackedAttention
     attention.linear_qkv, attention.linear_proj = Column, Row

@@ -128,7 +128,11 @@ def check_effects(parallel: Parallel, megatron_options: Mapping[str, Any]) -> No
 
 
 def check_lora(
-    hf_config: Mapping[str, Any], lora: Lora | None, *, has_value_head: bool = False
+    hf_config: Mapping[str, Any],
+    lora: Lora | None,
+    megatron_options: Mapping[str, Any],
+    *,
+    has_value_head: bool = False,
 ) -> None:
     """Raise InputError if the model (its config.json) cannot be trained with these adapters."""
     if lora is None:
@@ -140,14 +144,25 @@ def check_lora(
             " with all weights; leave it out (a critic's settings are the policy's unless"
             " critic.trainer is written)"
         )
-    if shape.mixture is not None:
-        raise InputError("trainer.lora is not supported for a mixture of experts; leave it out")
-    allowed = linear_layers(shape.family.tensors.layer)
+    if megatron_options.get(BIAS_RATE):
+        raise InputError(
+            f"trainer.megatron.{BIAS_RATE} would change routers, and with trainer.lora they stay as"
+            " they are; leave it out"
+        )
+    table = shape.family.tensors
+    kinds = (table.layer, table.expert_layer, table.expert if shape.mixture else {})
+    allowed = dict.fromkeys(name for kind in kinds for name, _ in linear_layers(kind))
     unknown = sorted(set(lora.targets or ()) - allowed.keys())
     if unknown:
         raise InputError(
-            f"trainer.lora.targets: this model has no {', '.join(unknown)}; allowed are"
-            f" {', '.join(allowed)}"
+            f"trainer.lora.targets: this model has no {', '.join(unknown)} that can be adapted;"
+            f" allowed are {', '.join(allowed)}"
+        )
+    feed_forward = {name for name, _ in linear_layers(table.expert)} if shape.mixture else set()
+    if lora.targets and feed_forward.difference(lora.targets) not in (set(), feed_forward):
+        raise InputError(
+            f"trainer.lora.targets: write all of {', '.join(sorted(feed_forward))}, or none of"
+            " them: `peft` holds a mixture's experts in one module"
         )
     if lora.rank > shape.hidden:
         raise InputError(

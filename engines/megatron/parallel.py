@@ -68,6 +68,16 @@ class Layout:
         return _group(parallel_state.get_context_parallel_group())
 
     @property
+    def ep_group(self) -> dist.ProcessGroup:
+        """The ranks that share out a stage's routed experts."""
+        return _group(parallel_state.get_expert_model_parallel_group())
+
+    @property
+    def expert_tp_group(self) -> dist.ProcessGroup:
+        """The ranks that share each routed expert of this rank."""
+        return _group(parallel_state.get_expert_tensor_parallel_group())
+
+    @property
     def expert_group(self) -> dist.ProcessGroup:
         """The ranks that hold all of a stage's routed experts together."""
         return _group(parallel_state.get_expert_tensor_and_model_parallel_group())

@@ -3,33 +3,30 @@ train can be described as well."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from engines.families.common.family import ModelShape
-from engines.families.common.tensors import Axes, HfTensor, linear_layers
+from engines.families.common.tensors import ROUTED, Axes, HfTensor, Parameters, linear_layers
 
 _WHOLE = {("hidden",), ("head",), ("latent",)}
 """rows of vectors that every tensor-parallel rank has whole: the norms' weights"""
-_OF_WHOLE_PARTS = {("experts",), ("query_latent",), ("latent_and_rotated_key",)}
+_OF_WHOLE_PARTS = {ROUTED, ("query_latent",), ("latent_and_rotated_key",)}
 """rows of what a router has, and of what makes latents, which no rank shares either"""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearSize:
-    """Rows and columns of a matrix."""
+    """Rows and columns of matrices, added up."""
 
     shared: int
     """those that tensor-parallel ranks share out"""
     whole: int
     """the others"""
-
-    @classmethod
-    def of(cls, tensor: HfTensor, axes: Axes) -> LinearSize:
-        size = tensor.size(axes)
-        return cls(*reversed(size)) if tensor.is_split_by_inputs else cls(*size)
+    are_routed: bool = False
+    """whether they are of routed experts, which expert-parallel ranks share out as well"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,10 @@ class ModelSize:
     latents: int = 0
     """of a layer and token that a trainer keeps of latents and of what it makes of them; 0: keys
     and values are made from the hidden state"""
-    linears: Mapping[str, LinearSize] = field(default_factory=dict[str, "LinearSize"])
-    """one layer's matrices, by the last parts of their modules' names"""
+    linears: Mapping[str, Sequence[LinearSize]] = field(
+        default_factory=dict[str, "Sequence[LinearSize]"]
+    )
+    """all layers' matrices that can be adapted, by the last parts of their modules' names"""
 
     @property
     def num_weights(self) -> int:
@@ -118,10 +117,23 @@ def size_of(shape: ModelShape) -> ModelSize:
         has_value_head=shape.has_value_head,
         cached=axes.get("latent_and_rotated_key", 0),
         latents=_latents(axes) if shape.latent else 0,
-        linears={
-            name: LinearSize.of(tensor, axes) for name, tensor in linear_layers(table.layer).items()
-        },
+        linears=_linears(axes, [*kinds, (routed * axes.get("experts", 0), table.expert)]),
     )
+
+
+def _linears(axes: Axes, kinds: Sequence[tuple[int, Parameters]]) -> dict[str, list[LinearSize]]:
+    """`kinds`: how often a model has what."""
+    found: dict[str, list[LinearSize]] = {}
+    for count, parameters in kinds:
+        for name, tensor in linear_layers(parameters) if count else ():
+            split, other = tensor.size(axes)
+            if tensor.is_split_by_inputs:
+                split, other = other, split
+            if _is_whole(tensor):
+                split, other = 0, split + other
+            is_routed = ".experts." in tensor.name
+            found.setdefault(name, []).append(LinearSize(count * split, count * other, is_routed))
+    return found
 
 
 def _latents(axes: Axes) -> int:

@@ -67,12 +67,12 @@ def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory
     layout = needs.layout
     held = rank_weights(size, layout, stage)
     added = adapter_weights(size, needs)
-    trained = held if needs.lora is None else RankWeights(added, 0)
+    trained = held if needs.lora is None else added
     # The optimizer's state is sharded over all ranks that hold the same weights.
     replicas = layout.dp * layout.cp
     expert_replicas = layout.tp * replicas / (layout.expert_tp * layout.ep)
     sharded = trained.dense / replicas + trained.experts / max(expert_replicas, 1)
-    weights = (held.all + added) * needs.value_bytes
+    weights = (held.all + added.all) * needs.value_bytes
     on_device = ceil(sharded * needs.state.on_device(needs.precision))
     whole = replace(needs.state, share_on_device=1.0)
     return TrainerMemory(
@@ -188,14 +188,16 @@ def rank_weights(size: ModelSize, layout: Parallel, stage: int) -> RankWeights:
     return RankWeights(round(dense), round(experts))
 
 
-def adapter_weights(size: ModelSize, needs: TrainerNeeds) -> int:
+def adapter_weights(size: ModelSize, needs: TrainerNeeds) -> RankWeights:
     """A [rank, columns] and B [rows, rank] of all adapted matrices of a rank's layers."""
     if needs.lora is None:
-        return 0
-    targets = needs.lora.targets or size.linears.keys()
-    adapted = [linear for name, linear in size.linears.items() if name in targets]
-    of_layer = sum(linear.shared / needs.layout.tp + linear.whole for linear in adapted)
-    return ceil(layers_of(size, needs.layout) * needs.lora.rank * of_layer)
+        return RankWeights(0, 0)
+    layout, targets = needs.layout, needs.lora.targets or size.linears.keys()
+    adapted = [linear for name in targets for linear in size.linears.get(name, ())]
+    dense = sum(s.shared / layout.tp + s.whole for s in adapted if not s.are_routed)
+    experts = sum(s.shared / layout.expert_tp + s.whole for s in adapted if s.are_routed)
+    scale = needs.lora.rank * layers_of(size, layout) / size.num_layers
+    return RankWeights(ceil(scale * dense), ceil(scale * experts / layout.ep))
 
 
 def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
@@ -207,9 +209,9 @@ def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
         moments.append(_embedding(size, needs) + _pending(size, needs) + _layer(size, needs))
     if needs.place == "cpu":
         # gloo sums gradients over ranks in a copy of all of them; NCCL does it in their place.
-        held = rank_weights(size, needs.layout, stage).all
+        held = rank_weights(size, needs.layout, stage)
         summed = held if needs.lora is None else adapter_weights(size, needs)
-        moments.append(summed * needs.state.gradient)
+        moments.append(summed.all * needs.state.gradient)
     return max(moments)
 
 

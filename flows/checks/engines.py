@@ -186,7 +186,7 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
             if known and policy is not None and not role:
                 check_replay(config, policy.algorithm.routing_replay)
             if known or is_valued:
-                check_lora(config, trainer.lora, has_value_head=is_valued)
+                check_lora(config, trainer.lora, trainer.megatron, has_value_head=is_valued)
         except InputError as error:
             yield f"stage {stage.name}: {role}{error}"
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.families.common.model_config import flag, positive, positive_int
-from engines.families.common.tensors import HfTensor
+from engines.families.common.tensors import ROUTED, HfTensor
 from infra.errors import InputError
 
-ROUTER = {"mlp.router.weight": (HfTensor("mlp.gate.weight", ("experts",), "hidden"),)}
-EXPERT_BIAS = {
-    "mlp.router.expert_bias": (HfTensor("mlp.gate.e_score_correction_bias", ("experts",)),)
-}
+ROUTER = {"mlp.router.weight": (HfTensor("mlp.gate.weight", ROUTED, "hidden"),)}
+EXPERT_BIAS = {"mlp.router.expert_bias": (HfTensor("mlp.gate.e_score_correction_bias", ROUTED),)}
 SHARED_EXPERTS = {
     "mlp.shared_experts.linear_fc1.weight": (
         HfTensor("mlp.shared_experts.gate_proj.weight", ("shared_ffn",), "hidden"),

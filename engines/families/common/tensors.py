@@ -25,6 +25,9 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 _COMPUTED = re.compile(r"(.+\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
+ROUTED = ("experts",)
+"""rows of what a router has"""
+
 Size = tuple[int, ...]
 Axes = Mapping[str, int]
 """length of each named axis of one model, e.g. {"hidden": 1024, "queries": 2048}"""
@@ -130,10 +133,12 @@ def module_of(tensor: str) -> tuple[str, str]:
     return module, module.rpartition(".")[2]
 
 
-def linear_layers(parameters: Parameters) -> dict[str, HfTensor]:
-    """The matrices of one layer by the last parts of their modules' names."""
-    tensors = (tensor for stored in parameters.values() for tensor in stored)
-    return {module_of(t.name)[1]: t for t in tensors if t.columns is not None}
+def linear_layers(parameters: Parameters) -> Iterator[tuple[str, HfTensor]]:
+    """The matrices among them that can be adapted, with the last parts of their modules' names: all
+    but a router's, which chooses and stays as it is."""
+    for tensor in (tensor for stored in parameters.values() for tensor in stored):
+        if tensor.columns is not None and tensor.rows != ROUTED:
+            yield module_of(tensor.name)[1], tensor
 
 
 def is_computed(name: str) -> bool:

@@ -139,7 +139,18 @@ def write_adapters(folder: Path, tensors: Mapping[str, Tensor], lora: Lora) -> N
         "bias": "none",
         "inference_mode": True,
     }
+    if beside := _beside_experts(modules):
+        config["target_parameters"] = beside
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+
+
+def _beside_experts(modules: Iterable[str]) -> list[str]:
+    """Of a mixture, weights of the dense feed-forwards and the shared experts: `peft` takes their
+    modules' names for the routed experts' alone, and leaves them out without a word."""
+    in_layer = [module.partition(".layers.")[2].partition(".")[2] for module in modules]
+    routed = [name for name in in_layer if name.startswith("mlp.experts.")]
+    others = {name for name in in_layer if name.startswith("mlp.")}.difference(routed)
+    return sorted(f"{name}.weight" for name in others) if routed else []
 
 
 def _copy_beside(source: Path, folder: Path) -> None:

@@ -132,7 +132,8 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
         if PARAMETERS in name:
             continue
         if ".local_experts." in name:
-            yield _expert_weight(name, param, first_layer, shape, layout)
+            routed = _expert_weight(name, param, first_layer, shape, layout)
+            yield replace(routed, adapter=adapter_of(model, name))
             continue
         is_split = getattr(param, "tensor_model_parallel", False) and layout.parallel.tp > 1
         split_dim: int | None = param.partition_dim if is_split else None  # pyrefly: ignore[missing-attribute]

@@ -89,7 +89,7 @@ class Training:
         decay ends there. Raises InputError for a folder, layout or option that cannot work."""
         config = read_config(model)
         check_layout(config, parallel, spec.megatron, spec.precision)
-        check_lora(config, spec.lora, has_value_head=has_value_head)
+        check_lora(config, spec.lora, spec.megatron, has_value_head=has_value_head)
         self.spec, self.seed = spec, seed
         self.layout = current_layout(parallel)
         self.shape = model_shape(config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
+from engines.megatron.hf.folder import HfWeights
 from engines.megatron.parallel import one_rank
 from engines.megatron.spec import Lora, Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.step_inputs import StepInputs
 from tests.integration.megatron.megatron_models import make_model, samples, sequences, varied
 from tests.integration.megatron.megatron_ranks import (
+    ALONE,
     COMBINED,
     EACH_LAYOUT,
+    EXPERTS,
     LAYOUTS,
     LENGTHS,
     RECOMPUTE,
@@ -43,34 +48,62 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
 
 
-def adapted(model: Any, matrices: dict[str, torch.Tensor]) -> None:
-    """Every module for which there are matrices also gives alpha / rank x B A x."""
-
-    def added_by(module: str) -> Any:
+def adapted(
+    weights: dict[str, torch.Tensor], matrices: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """transformers' `weights` with alpha / rank x B A added to those for which there are matrices.
+    It holds a layer's experts in two tensors, gate above up in the first."""
+    merged = dict(weights)
+    for module in {name.rpartition(".lora_")[0] for name in matrices}:
         a, b = (matrices[f"{module}.lora_{letter}.weight"] for letter in "AB")
-        return lambda _, inputs, output: output + LORA.alpha / LORA.rank * (inputs[0] @ a.T @ b.T)
+        added = LORA.alpha / LORA.rank * b @ a
+        experts, _, rest = module.partition(".experts.")
+        if not rest:
+            merged[f"{module}.weight"] = merged[f"{module}.weight"] + added
+            continue
+        number, kind = rest.split(".")
+        held = "down_proj" if kind == "down_proj" else "gate_up_proj"
+        whole = torch.zeros_like(weights[f"{experts}.experts.{held}"][int(number)])
+        half = len(whole) // 2
+        rows = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}.get(kind, slice(None))
+        whole = whole.index_put((torch.arange(len(whole))[rows],), added)
+        places = torch.tensor(int(number))
+        name = f"{experts}.experts.{held}"
+        merged[name] = merged[name].index_put((places,), whole, accumulate=True)
+    return merged
 
-    model.requires_grad_(False)
-    for name in {name.rpartition(".lora_")[0] for name in matrices}:
-        model.get_submodule(name).register_forward_hook(added_by(name))
 
-
-def loss_of(model: Any, batch: list[Any]) -> torch.Tensor:
+def loss_of(model: Any, batch: list[Any], weights: dict[str, torch.Tensor]) -> torch.Tensor:
     """Mean over all trained tokens."""
     summed, count = torch.zeros(()), 0
     for sequence in batch:
         tokens = torch.tensor(sequence.tokens)
-        logprobs = torch.log_softmax(model(tokens[None]).logits[0, :-1], -1)
+        logits = torch.func.functional_call(model, weights, (tokens[None],)).logits
+        logprobs = torch.log_softmax(logits[0, :-1], -1)
         mask = torch.tensor(sequence.loss_mask[1:])
         summed = summed - (logprobs.gather(1, tokens[1:, None])[:, 0] * mask).sum()
         count += int(mask.sum())
     return summed / count
 
 
-def test_fifty_steps_end_where_those_of_transformers_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    # A layer of experts has 4 modules of attention, or 5 that make latents and use them; one dense
+    # feed-forward or shared expert has 3, and so has each of 4 or 8 experts.
+    [
+        ("phi3", 4 * 4),
+        ("qwen3_moe", 4 * (4 + 4 * 3)),
+        ("glm4_moe", 4 * 4 + 3 + 3 * (3 + 4 * 3)),
+        ("deepseek_v3", 4 * 5 + 3 + 3 * (3 + 8 * 3)),
+    ],
+)
+def test_fifty_steps_end_where_those_of_transformers_do(
+    family: str, modules: int, tmp_path: Path
+) -> None:
     """Phi's q, k and v are one module; Qwen's, which the layouts below train, are three."""
     source = tmp_path / "source"
-    model = make_model("phi3", source)
+    model = make_model(family, source).requires_grad_(False)
+    weights = dict(model.named_parameters())
     batches = [sequences(SHORT, seed) for seed in range(STEPS)]
     adam: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-8}
     with one_rank():
@@ -78,28 +111,37 @@ def test_fifty_steps_end_where_those_of_transformers_do(tmp_path: Path) -> None:
         spec = TrainerSettings(lora=LORA)
         trainer = SftTrainer(spec, optimizer, Parallel(), source, seed=3, total_steps=STEPS)
         trainer.export(tmp_path / "first", source)
-        losses = [metrics["loss"] for metrics in trainer.sft_steps(batches)]
+        steps = [trainer.sft_steps([batch])[0] for batch in batches]
         trainer.export(tmp_path / "last", source)
     matrices = read_adapter(tmp_path / "first")
-    assert len(matrices) == 2 * 4 * model.config.num_hidden_layers
+    assert len(matrices) == 2 * modules
     assert not any(tensor.any() for name, tensor in matrices.items() if ".lora_B." in name)
-    adapted(model, matrices)
     learned = [tensor.requires_grad_() for tensor in matrices.values()]
     theirs = torch.optim.AdamW(learned, **adam, betas=(0.9, 0.95))
-    for batch, loss in zip(batches, losses, strict=True):
+    for batch, step in zip(batches, steps, strict=True):
         theirs.zero_grad()
-        expected = loss_of(model, batch)
+        expected = loss_of(model, batch, adapted(weights, matrices))
         expected.backward()
+        norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in learned])
         theirs.step()
-        assert loss == pytest.approx(expected.item(), abs=1e-5)
+        assert step["loss"] == pytest.approx(expected.item(), abs=1e-5)
+        assert step["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     for name, tensor in read_adapter(tmp_path / "last").items():
         assert (tensor - matrices[name]).abs().max() < 1e-5, name
     merged = type(model).from_pretrained(tmp_path / "last")
-    assert loss_of(merged, batches[0]).item() == pytest.approx(
-        loss_of(model, batches[0]).item(), abs=1e-5
-    )
+    ends = adapted(weights, matrices)
+    for name, tensor in merged.named_parameters():
+        assert (tensor - ends[name]).abs().max() < 1e-5, name
+    expected = loss_of(model, batches[0], ends)
+    assert loss_of(merged, batches[0], {}).item() == pytest.approx(expected.item(), abs=1e-5)
     config = json.loads((tmp_path / "last/adapter/adapter_config.json").read_text())
-    assert config["target_modules"] == ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]
+    if family == "phi3":
+        assert config["target_modules"] == ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]
+    # Those that `peft` 0.21 would leave out: it takes the names for the routed experts' alone.
+    beside = ["mlp.{}.weight", "mlp.shared_experts.{}.weight"]
+    names = [form.format(f"{kind}_proj") for form in beside for kind in ("down", "gate", "up")]
+    has_dense = family in ("glm4_moe", "deepseek_v3")
+    assert sorted(config.get("target_parameters", [])) == (sorted(names) if has_dense else [])
 
 
 def train(trainer: Any, folder: Path, source: Path, teacher: Path) -> dict[str, Any]:
@@ -120,11 +162,14 @@ def train(trainer: Any, folder: Path, source: Path, teacher: Path) -> dict[str, 
     trainer.load_teachers({"test": teacher})
     taught = trainer.rl_step(StepInputs(rollouts, Algorithm(preset="opd", mini_batches=1), False))
     trainer.export(folder / "model", source)
+    exported = HfWeights(folder / "model")
+    published = [np.array_equal(t, exported.read(n)) for n, t in weights(trainer).items()]
     return {
         "supervised": [metrics["loss"] for metrics in supervised],
         "norms": [metrics["grad_norm"] for metrics in supervised],
         "reference_kl": reinforced["reference_kl"],
         "teacher_kl": taught.metrics["teacher_kl"],
+        "same_published": all(published),
         "same_bits": all(np.array_equal(trained[name], resumed[name]) for name in trained),
     }
 
@@ -134,44 +179,56 @@ def weights(trainer: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    make_model("qwen3", root / "qwen3")
-    varied(root / "qwen3", root / "teacher", seed=1)
-    return root
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """What training a family in a layout comes to, and the folder of it; each is run once."""
+    root = tmp_path_factory.mktemp("adapters")
+
+    @functools.cache
+    def models(family: str) -> tuple[Path, Path]:
+        source = root / family
+        make_model(family, source)
+        return source, varied(source, root / f"{family}-teacher", seed=1)
+
+    @functools.cache
+    def run(family: str, layout: str, recompute: str = "kept") -> dict[str, Any]:
+        source, teacher = models(family)
+        spec = SPEC.model_copy(update={"lora": LORA, "megatron": RECOMPUTE[recompute]})
+        args = TrainerArgs(source, {**LAYOUTS, **COMBINED, **EXPERTS, "alone": ALONE}[layout], spec)
+        folder = root / f"{family}-{layout}-{recompute}"
+        figures = ranks.run(train, args, folder, source, teacher)
+        return {"figures": figures, "folder": folder, "source": source}
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def alone(ranks: Ranks, root: Path) -> dict[str, Any]:
-    return in_layout(ranks, root, Parallel(), "alone")
+DENSE = [(layout, how) for layout in (*LAYOUTS, *COMBINED) for how in RECOMPUTE]
+ROUTED = [layout for layout in (*LAYOUTS, *COMBINED, *EXPERTS) if layout != "tp2-cp2"]
+EACH = [("qwen3", *case) for case in DENSE] + [
+    (family, layout, "layers" if "pp2" in layout else "kept")
+    for family in ("qwen3_moe", "glm4_moe", "deepseek_v3")
+    for layout in ROUTED
+]
+SOME = [
+    ("qwen3", "tp2", "kept"),
+    ("qwen3", "pp2", "layers"),
+    ("qwen3", "dp2", "kept"),
+    ("qwen3_moe", "ep2", "layers"),
+    ("glm4_moe", "tp2", "kept"),
+    ("deepseek_v3", "tp2-ep2", "kept"),
+]
 
 
-def in_layout(
-    ranks: Ranks, root: Path, parallel: Parallel, name: str, recompute: str = "kept"
-) -> dict[str, Any]:
-    spec = SPEC.model_copy(update={"lora": LORA, "megatron": RECOMPUTE[recompute]})
-    args = TrainerArgs(root / "qwen3", parallel, spec)
-    return ranks.run(train, args, root / name, root / "qwen3", root / "teacher")
-
-
-@pytest.mark.parametrize(
-    ("layout", "recompute"),
-    [(layout, how) for layout in (*LAYOUTS, *COMBINED) for how in RECOMPUTE]
-    if EACH_LAYOUT
-    else [("tp2", "kept"), ("pp2", "layers"), ("dp2", "kept")],
-)
+@pytest.mark.parametrize(("family", "layout", "recompute"), EACH if EACH_LAYOUT else SOME)
 def test_a_layout_trains_adapters_like_one_process(
-    layout: str, recompute: str, ranks: Ranks, root: Path, alone: dict[str, Any]
+    family: str, layout: str, recompute: str, run: Callable[..., dict[str, Any]]
 ) -> None:
-    there = f"{layout}-{recompute}"
-    here = in_layout(ranks, root, {**LAYOUTS, **COMBINED}[layout], there, recompute)
-    assert here["same_bits"]
-    assert alone["same_bits"]
-    for figure, mine in here.items():
-        assert mine == pytest.approx(alone[figure], rel=1e-5, abs=1e-6), figure
-    assert alone["reference_kl"] > 0
-    mine, theirs = (read_adapter(root / name / "model") for name in (there, "alone"))
-    assert len(mine) == 2 * 7 * 4
+    alone, here = run(family, "alone"), run(family, layout, recompute)
+    for figure, mine in here["figures"].items():
+        assert mine == pytest.approx(alone["figures"][figure], rel=1e-5, abs=1e-6), figure
+    assert here["figures"]["same_bits"]
+    assert here["figures"]["same_published"]
+    assert alone["figures"]["reference_kl"] > 0
+    mine, theirs = (read_adapter(one["folder"] / "model") for one in (here, alone))
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert (mine[name] - tensor).abs().max() < 1e-5, name

@@ -29,6 +29,12 @@ QWEN3: dict[str, Any] = {
     "vocab_size": 512,
 }
 
+MIXTURE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 8,
+    "num_experts": 4,
+}
+
 
 def refusal(
     parallel: Parallel | None = None, options: dict[str, Any] | None = None, **config: Any
@@ -87,21 +93,29 @@ def test_an_option_that_does_nothing_in_its_layout_is_refused(
         (
             {"targets": ["q_proj", "qkv_proj"]},
             {},
-            "no qkv_proj; allowed are q_proj, k_proj",
+            "no qkv_proj that can be adapted; allowed are q_proj, k_proj",
         ),
         ({"rank": 129}, {}, "trainer.lora.rank is 129; write 128 or less"),
-        ({}, {"model_type": "qwen3_moe", "moe_intermediate_size": 8, "num_experts": 4}, "mixture"),
+        (
+            {"targets": ["gate"]},
+            MIXTURE,
+            "no gate that can be adapted; allowed are q_proj, k_proj, v_proj, o_proj, gate_proj",
+        ),
+        ({"targets": ["q_proj", "up_proj"]}, MIXTURE, "all of down_proj, gate_proj, up_proj"),
+        ({}, {"megatron": {"moe_router_bias_update_rate": 0.001}}, "would change routers"),
         ({}, {"has_value_head": True}, "critic.trainer"),
     ],
 )
 def test_adapters_that_cannot_work_are_refused(
     lora: dict[str, Any], config: dict[str, Any], said: str
 ) -> None:
-    has_value_head = config.pop("has_value_head", False)
+    config = dict(config)
+    has_value_head, options = config.pop("has_value_head", False), config.pop("megatron", {})
     with pytest.raises(InputError, match=said):
         check_lora(
             QWEN3 | {"num_experts_per_tok": 2, "norm_topk_prob": True} | config,
             Lora.model_validate(lora),
+            options,
             has_value_head=has_value_head,
         )
 

@@ -19,12 +19,15 @@ from engines.memory.activations import (
 from engines.memory.loss import loss_memory
 from engines.memory.model_size import size_of
 from engines.memory.trainer_memory import (
+    RankWeights,
     TrainerMemory,
     TrainerNeeds,
+    adapter_weights,
     optimizer_state,
     rank_weights,
     trainer_memory,
 )
+from tests.parts.families import hf_config
 from tests.unit.engines.megatron.test_megatron_options import QWEN3
 from tests.unit.engines.memory.test_model_size import small
 
@@ -110,6 +113,29 @@ def test_only_adapters_have_gradients_and_an_optimizer(layout: dict[str, int], a
     assert memory.copies == memory.weights - 2 * added
     some = replace(needs, lora=Lora(rank=8, targets=["q_proj"]))
     assert trainer_memory(size, some).gradients == 4 * 4 * 8 * (128 + 128 // needs.layout.tp)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dense", "experts"),
+    [
+        ({}, 2072, 4032),
+        ({"dp": 2, "ep": 2}, 2072, 2016),
+        ({"tp": 2}, 1604, 3168),
+        ({"tp": 2, "ep": 2, "etp": 1}, 1604, 2016),
+    ],
+)
+def test_each_expert_has_adapters_and_a_router_none(
+    layout: dict[str, int], dense: int, experts: int
+) -> None:
+    """Rows and columns, which rank 1 has once each. Attention in four layers: latents 56 + 56, what
+    is made of them 48 + 24 and 64 + 20, outputs 32 + 32; a dense feed-forward 3 x (48 + 32); three
+    shared experts of 3 x (24 + 32) each: 2072. Three layers of 8 such experts: 4032. Ranks of tp
+    share out 48, 64 and one 32 of attention, the feed-forward's 48 and the experts' 24."""
+    size = size_of(model_shape(hf_config("deepseek_v3").to_dict()))
+    needs = TrainerNeeds(Parallel(**layout), "bf16", 1, lora=Lora(rank=1))
+    assert adapter_weights(size, needs) == RankWeights(dense, experts)
+    replicas = layout.get("dp", 1)
+    assert trainer_memory(size, needs).optimizer == 12 * (dense // replicas + experts)
 
 
 def test_a_critic_has_a_number_in_place_of_logits() -> None:

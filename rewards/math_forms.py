@@ -30,7 +30,7 @@ _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{
 _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*(.*)\\\}$")
 """a set by what holds for it: `\\{x | x > 3\\}`"""
 _AND, _OR = (
-    re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,])\b{word}\b") for word in ("and", "or")
+    re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,)}}])\b{word}\b") for word in ("and", "or")
 )
 _JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
 _REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rewards.math_writing import unmarked
 
 _CHOICE = re.compile(
-    r"\(?([A-Z])\)?|\(([A-J])\)\s*((?:[\d.¤]|-\d|\\(?:frac|sqrt|pi)\b|[A-Za-z]{2}).*)"
+    r"\(?([A-Z])\)?|\(([A-J])\)\s*((?:[\d.¤]|-\d|\\(?:frac|sqrt|pi)\b|(?!(?:and|or)\b)[A-Za-z]{2}).*)"
 )
 _CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
 _CHOSEN_TOO = re.compile(r"(?:[,;]|\b(?:and|or)\b) ?\(?[A-Z](?:\)|[.:])|[,;] ?[A-Z]$")

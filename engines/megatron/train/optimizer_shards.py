@@ -53,8 +53,10 @@ def _of_row(row: int, start: int, stop: int, rest: Shape) -> Iterator[tuple[Shap
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:
-    """The distributed optimizers that a Megatron optimizer consists of."""
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+    """The distributed optimizers that a Megatron optimizer consists of, without one that has no
+    weight: where only experts have adapters."""
+    parts: list[Any] = list(getattr(optimizer, "chained_optimizers", [optimizer]))
+    return [part for part in parts if not part.is_stub_optimizer]
 
 
 class OptimizerShards:

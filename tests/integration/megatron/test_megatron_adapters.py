@@ -232,3 +232,22 @@ def test_a_layout_trains_adapters_like_one_process(
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert (mine[name] - tensor).abs().max() < 1e-5, name
+
+
+def losses(trainer: Any) -> list[float]:
+    steps = [sequences(SHORT, seed) for seed in range(3)]
+    return [metrics["loss"] for metrics in trainer.sft_steps(steps)]
+
+
+def test_experts_alone_have_adapters_where_ranks_share_them_out(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """No other weight trains, so Megatron's optimizer of all others is empty."""
+    make_model("qwen3_moe", tmp_path)
+    lora = Lora(rank=4, targets=["gate_proj", "up_proj", "down_proj"])
+    spec = SPEC.model_copy(update={"lora": lora})
+    alone, shared = (
+        ranks.run(losses, TrainerArgs(tmp_path, parallel, spec))
+        for parallel in (ALONE, EXPERTS["ep2"])
+    )
+    assert shared == pytest.approx(alone, abs=1e-5)

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 from engines.memory.model_size import ModelSize
+from engines.weights.fp8_blocks import BLOCK
 
 MIB = 2**20
 _TABLE_BYTES = 4
@@ -35,6 +36,8 @@ class ServerNeeds:
     """of a GPU; None: a CPU, where nothing is set aside"""
     fills_device: bool = False
     """whether the cache takes all that is free of a GPU"""
+    in_fp8: bool = False
+    """whether the layers' matrices are FP8, with a float32 scale for each block"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,11 @@ def token_bytes(size: ModelSize, needs: ServerNeeds) -> int:
 def _weights(size: ModelSize, needs: ServerNeeds) -> int:
     vocab = ceil(size.vocab / _HEAD_PAD) * _HEAD_PAD
     tops = (1 if size.is_tied else 2) * vocab * size.hidden
-    split = size.split_weights + size.expert_weights + tops
-    return ceil((split / needs.tp + size.whole_weights + size.hidden) * _value_bytes(needs))
+    value = _value_bytes(needs)
+    plain = value if not needs.in_fp8 or needs.device_bytes is None else 0  # for a CPU's products
+    matrix = plain + (1 + 4 / BLOCK**2 if needs.in_fp8 else 0)
+    layers = (size.split_weights + size.expert_weights) * matrix
+    return ceil((layers + tops * value) / needs.tp + (size.whole_weights + size.hidden) * value)
 
 
 def _value_bytes(needs: ServerNeeds) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engines.families.common.model_config import read_config
 from engines.sglang.spec import FleetSpec
+from engines.weights.fp8_blocks import FROM_PLAIN
 from infra.access import listening_host
 from infra.cuda import has_cuda
 from infra.errors import InputError
@@ -35,6 +37,15 @@ _CPU: dict[str, Any] = {
     "mem_fraction_static": 0.5,
     # an idle server would otherwise burn half a core
     "sleep_on_idle": True,
+}
+_FP8: dict[str, Any] = {
+    "quantization": "fp8",
+    "json_model_override_args": json.dumps({"quantization_config": FROM_PLAIN}),
+}
+_FP8_ON_GPU: dict[str, Any] = {
+    # Others may store matrices and scales anew when they are loaded, and then take no update.
+    "fp8_gemm_runner_backend": "triton",
+    "moe_runner_backend": "triton",
 }
 MEMORY_SAVER: dict[str, Any] = {"enable_memory_saver": True}
 """for a server that takes turns with a trainer on one GPU"""
@@ -69,6 +80,8 @@ def server_options(
         if dtype == "float32":
             # FlashAttention, which SGLang takes by itself, knows 16 bits only.
             options["attention_backend"] = "triton"
+    if spec.quantization is not None:
+        options |= _FP8 | (_FP8_ON_GPU if has_cuda() else {})
     if spec.context_length is not None:
         options["context_length"] = spec.context_length
     return options | spec.sglang | {"dtype": dtype}
@@ -83,7 +96,11 @@ def served_type(spec: FleetSpec, model: Path) -> str:
     written = str(spec.sglang.get("dtype", "auto"))
     if written != "auto":
         return written
-    return own_type(model) if has_cuda() else "float32"
+    if not has_cuda():
+        return "float32"
+    own = own_type(model)
+    # No product of FP8 gives float32 there.
+    return "bfloat16" if own == "float32" and spec.quantization is not None else own
 
 
 def own_type(model: Path) -> str:

@@ -12,8 +12,9 @@ _registered = False
 
 def register() -> None:
     """Let routed batches carry their seeds, ranks meet on loopback, shared memory bear its server's
-    name, and what weights came in stay mapped; on CPU also batch attention, sample by seed, spend
-    less between two products, and let no request feel what shares its batch."""
+    name, what weights came in stay mapped, and folders be served in FP8; on CPU also batch
+    attention, sample by seed, spend less between two products, multiply by FP8, and let no request
+    feel what shares its batch."""
     global _registered
     from engines.sglang import routed_batch
     from engines.sglang.servers import server_hooks
@@ -22,9 +23,10 @@ def register() -> None:
     server_hooks.install_rendezvous()
     server_hooks.install_shared_names()
     server_hooks.install_mapped_weights()
+    server_hooks.install_fp8_folders()
     if not has_cuda():
         from engines.sglang import last_turn
-        from engines.sglang.cpu import cpu_attention, host_memory, latent_attention
+        from engines.sglang.cpu import cpu_attention, fp8_products, host_memory, latent_attention
         from engines.sglang.cpu import row_invariant as rows
         from engines.sglang.cpu import seeded_sampling as seeded
 
@@ -35,6 +37,7 @@ def register() -> None:
         seeded.install()
         latent_attention.install()
         host_memory.install()
+        fp8_products.install()
     _registered = True
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from infra.config import RESULT_NEUTRAL, Config
 
@@ -38,6 +38,7 @@ _TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 MOST_RUNNING = 4096
 """turns that SGLang runs at once, unless told otherwise: more of them would only wait there"""
 Routing = Literal["sticky", "spread"]
+Quantization = Literal["fp8-block"]
 ServerAddress = Annotated[str, AfterValidator(server_address)]
 
 
@@ -54,6 +55,10 @@ class FleetSpec(Config):
     """longest sequence; None: the model's own limit"""
     sglang: dict[str, Any] = Field(default_factory=dict)
     """SGLang server arguments, passed through; names as in SGLang, with underscores"""
+    quantization: Quantization | None = None
+    """`fp8-block`: servers have the layers' matrices in FP8 with a scale for each block of 128 x
+    128 numbers, and on a GPU round what these are multiplied with as well; None: in the model's own
+    type"""
     external: Annotated[tuple[ServerAddress, ...], AfterValidator(_different), RESULT_NEUTRAL] = ()
     """addresses of running servers that are not ours, or of a router that knows them, e.g.
     http://10.0.0.2:30000; empty: servers of our own"""
@@ -63,6 +68,15 @@ class FleetSpec(Config):
     max_turns_per_server: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
     """most turns under way at once, for each server; others wait in the stage until a place is
     free; None: 4,096, or more where SGLang is told to run more at once"""
+
+    @model_validator(mode="after")
+    def _quantises_servers_of_ours(self) -> Self:
+        if self.quantization is not None and self.external:
+            raise ValueError(
+                "quantization: servers of ours quantise what they read from a folder, and those of"
+                " `external` would not; leave one of the two out"
+            )
+        return self
 
     @property
     def most_turns(self) -> int:

@@ -5,16 +5,23 @@
 Two buckets' memory serves them all in turn: one can be sent while the next is packed. With tensor
 parallelism a bucket's limit also counts what its packing receives, so that a rank holds at most two
 buckets in all. A tensor that is larger than the limit goes alone.
+
+For servers that take FP8 the layers' matrices are packed beside that memory and quantised into it,
+where they take half of it or less; their scales come last, in a bucket of their own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from engines.devices.waiting_time import transfer_bound_s
+from engines.families.common.tensors import Size
+from engines.weights.fp8_blocks import SCALES, is_matrix_of_fp8, quantise, scales_size
 from engines.weights.ranks import ALONE, WAIT_S, Ranks
 
 if TYPE_CHECKING:
@@ -28,8 +35,7 @@ TAKE_S = 120.0
 _TAKEN_TOGETHER = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
 """projections of one layer that SGLang makes one matrix of; of a request that brings only one of
 them it keeps nothing, and says nothing"""
-
-Size = tuple[int, ...]
+_SCALE_BYTES = 4
 
 
 class Weight(Protocol):
@@ -81,6 +87,8 @@ class TrainedWeights:
     """of this rank's pipeline stage"""
     ranks: Ranks = ALONE
     bucket_bytes: int = BUCKET_BYTES
+    in_fp8: bool = False
+    """whether servers take the layers' matrices as FP8"""
 
     def buckets(self, memory: Memory, *, share_work: bool = False) -> Iterator[Bucket | None]:
         """Each bucket of this rank's stage in turn; None for one that another rank gets.
@@ -88,7 +96,9 @@ class TrainedWeights:
         The stage's sender gets them all, or with `share_work` every rank its share. All ranks of a
         stage have to iterate to the end: they give each other their shards on the way.
         """
-        ranks = self.ranks
+        ranks, index = self.ranks, -1
+        scales: list[tuple[str, Tensor]] = []
+        beside = OwnMemory(self.weights[0].local.device)
         for index, weights in enumerate(self._plan()):
             turn = index if share_work else 0
             replica, shard = turn % ranks.num_replicas, turn // ranks.num_replicas
@@ -97,12 +107,21 @@ class TrainedWeights:
             elif ranks.shard != shard % ranks.num_shards:
                 _give_shards(weights, ranks, shard % ranks.num_shards)
                 yield None
+            elif self._is_fp8(weights[0]):
+                whole = _packed(weights, ranks, partial(beside, 0))
+                yield _quantised(whole, partial(memory, index % 2), scales)
             else:
-                yield _packed(weights, ranks, memory, index % 2)
+                yield _packed(weights, ranks, partial(memory, index % 2))
+        if self._scales_bytes():
+            yield _copied(scales, partial(memory, (index + 1) % 2)) if scales else None
 
     def bucket_sizes(self) -> list[int]:
         """In bytes, of all buckets of this rank's stage in turn."""
-        return [sum(map(_whole_bytes, weights)) for weights in self._plan()]
+        sizes = [
+            sum(map(_count if self._is_fp8(weights[0]) else _whole_bytes, weights))
+            for weights in self._plan()
+        ]
+        return [*sizes, scales] if (scales := self._scales_bytes()) else sizes
 
     def wait_s(self) -> float:
         """Within which any rank's part in a push ends: each bucket has a server's time for it. All
@@ -111,7 +130,16 @@ class TrainedWeights:
         return max(self.ranks.gather(own)) + WAIT_S
 
     def _plan(self) -> Iterator[list[Weight]]:
-        return planned(self.weights, self.bucket_bytes, self.ranks.num_shards)
+        for is_fp8 in (False, True):
+            alike = [weight for weight in self.weights if self._is_fp8(weight) is is_fp8]
+            yield from planned(alike, self.bucket_bytes, self.ranks.num_shards)
+
+    def _is_fp8(self, weight: Weight) -> bool:
+        return self.in_fp8 and all(is_matrix_of_fp8(*tensor) for tensor in weight.tensors)
+
+    def _scales_bytes(self) -> int:
+        sizes = [size for w in self.weights if self._is_fp8(w) for _, size in w.tensors]
+        return sum(_SCALE_BYTES * prod(scales_size(size)) for size in sizes)
 
 
 class OwnMemory:
@@ -160,19 +188,16 @@ def taken_as(name: str) -> str:
 
 
 def _whole_bytes(weight: Weight) -> int:
-    return weight.local.element_size() * sum(_count(size) for _, size in weight.tensors)
+    return weight.local.element_size() * _count(weight)
 
 
-def _count(size: Size) -> int:
-    count = 1
-    for length in size:
-        count *= length
-    return count
+def _count(weight: Weight) -> int:
+    return sum(prod(size) for _, size in weight.tensors)
 
 
-def _packed(weights: Sequence[Weight], ranks: Ranks, memory: Memory, slot: int) -> Bucket:
+def _packed(weights: Sequence[Weight], ranks: Ranks, memory: Callable[[int], Tensor]) -> Bucket:
     num_bytes = sum(_whole_bytes(weight) for weight in weights)
-    flat = memory(slot, num_bytes)[:num_bytes]
+    flat = memory(num_bytes)[:num_bytes]
     wholes = _views(flat, weights)
     for weight, whole in zip(weights, wholes, strict=True):
         weight.place(weight.local, ranks.shard, whole)
@@ -185,6 +210,36 @@ def _packed(weights: Sequence[Weight], ranks: Ranks, memory: Memory, slot: int) 
     return Bucket(flat, named)
 
 
+def _quantised(
+    bucket: Bucket, memory: Callable[[int], Tensor], scales: list[tuple[str, Tensor]]
+) -> Bucket:
+    """Its matrices as FP8; the scales of their blocks are added to `scales`."""
+    import torch
+
+    num_bytes = sum(whole.numel() for _, whole in bucket.tensors)
+    flat = memory(num_bytes)[:num_bytes]
+    parts = flat.view(torch.float8_e4m3fn).split([w.numel() for _, w in bucket.tensors])
+    named: list[tuple[str, Tensor]] = []
+    for (name, whole), part in zip(bucket.tensors, parts, strict=True):
+        to = part.view(whole.shape)
+        own = torch.empty(scales_size(tuple(whole.shape)), device=whole.device)
+        quantise(whole, to, own)
+        named.append((name, to))
+        scales.append((name + SCALES, own))
+    return Bucket(flat, named)
+
+
+def _copied(tensors: Sequence[tuple[str, Tensor]], memory: Callable[[int], Tensor]) -> Bucket:
+    """Tensors of float32 as one bucket."""
+    import torch
+
+    num_bytes = sum(tensor.nbytes for _, tensor in tensors)
+    flat = memory(num_bytes)[:num_bytes]
+    parts = flat.view(torch.float32).split([tensor.numel() for _, tensor in tensors])
+    pairs = zip(tensors, parts, strict=True)
+    return Bucket(flat, [(name, part.view(own.shape).copy_(own)) for (name, own), part in pairs])
+
+
 def _views(flat: Tensor, weights: Sequence[Weight]) -> list[list[Tensor]]:
     """Each weight's whole tensors in `flat`."""
     rest = flat.view(weights[0].local.dtype)
@@ -192,8 +247,8 @@ def _views(flat: Tensor, weights: Sequence[Weight]) -> list[list[Tensor]]:
     for weight in weights:
         own: list[Tensor] = []
         for _, size in weight.tensors:
-            own.append(rest[: _count(size)].view(size))
-            rest = rest[_count(size) :]
+            own.append(rest[: prod(size)].view(size))
+            rest = rest[prod(size) :]
         views.append(own)
     return views
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.families.common.tensors import INDEX, SINGLE
-from engines.weights.buckets import BUCKET_BYTES, Size, TrainedWeights
+from engines.families.common.tensors import INDEX, SINGLE, Size
+from engines.weights.buckets import BUCKET_BYTES, TrainedWeights
 from infra.errors import InputError
 
 if TYPE_CHECKING:

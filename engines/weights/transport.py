@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engines.sglang.http import call
 from engines.weights.buckets import TrainedWeights
+from engines.weights.fp8_blocks import FROM_PLAIN_WORD
 from infra.errors import EngineError
 
 
@@ -49,6 +50,8 @@ class Target:
     """tensor-parallel ranks"""
     version: str
     """of the weights that it says it holds"""
+    in_fp8: bool = False
+    """whether it takes the layers' matrices as FP8"""
 
 
 class Transport(Protocol):
@@ -82,7 +85,14 @@ def find_targets(urls: Sequence[str]) -> list[Target]:
 
 def _target(url: str) -> Target:
     version = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
-    return Target(url, int(call(url, "/server_info", timeout=CONTROL_S)["tp_size"]), version)
+    info = call(url, "/server_info", timeout=CONTROL_S)
+    in_fp8 = FROM_PLAIN_WORD in str(info.get("json_model_override_args"))
+    return Target(url, int(info["tp_size"]), version, in_fp8)
+
+
+def as_taken(weights: TrainedWeights, targets: Sequence[Target]) -> TrainedWeights:
+    """The weights in the form that these servers take, which are all alike."""
+    return replace(weights, in_fp8=any(target.in_fp8 for target in targets))
 
 
 CHECK_S = 120.0

@@ -14,6 +14,8 @@ from flows.checks.packing import length_problems
 from flows.checks.servers import (
     determinism_notes,
     determinism_problems,
+    fp8_cautions,
+    fp8_problems,
     judge_cautions,
     replay_problems,
     served_problems,
@@ -72,6 +74,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         yield from algorithm_cautions(stage)
         yield from judge_cautions(stage)
+        yield from fp8_cautions(stage)
         yield from processor_cautions(recipe, stage)
 
 
@@ -179,6 +182,7 @@ def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         yield from trainer_problems(recipe, stage)
         yield from fleet_problems(stage)
+        yield from fp8_problems(recipe, stage)
         yield from algorithm_problems(stage)
     yield from _other_temperatures(plan)
 

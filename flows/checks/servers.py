@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
 
+from engines.algorithms.divergences import DivergenceLoss
+from engines.algorithms.losses import DisLoss
+from engines.algorithms.spec import Algorithm
+from engines.families.common.registry import model_shape
 from engines.sglang.server_options import check_options, check_parallel
+from engines.weights.fp8_blocks import check_fp8
+from flows.checks.engines import model_config
 from flows.explain import nearest
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
@@ -90,6 +96,11 @@ def _of_role(
             f"{where}fleet.external: servers that are not ours would get the weights of `model`;"
             " leave it out: servers of its own are started"
         )
+    if role.fleet.quantization is not None:
+        yield (
+            f"{where}fleet.quantization: is for servers that a trainer gives its weights; leave it"
+            " out, or write `fleet: {sglang: {quantization: fp8}}`"
+        )
     stated = recipe.resources.devices
     if resources.device and stated is not None:
         kinds = [each.kind for each in (stated, *recipe.resources.other_devices) if each.kind]
@@ -135,6 +146,51 @@ def replay_problems(stage: PlannedStage) -> Iterator[str]:
         yield (
             f"{where} has SGLang note experts in a buffer of fleet.sglang.chunked_prefill_size"
             " tokens, and -1 gives it no room; leave that out"
+        )
+
+
+def fp8_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
+    """Whether servers can have the stage's model in FP8, and its algorithm bears that."""
+    fleet, trainer, policy = stage.spec.fleet, stage.spec.trainer, stage.spec.policy
+    if fleet is None or fleet.quantization is None:
+        return
+    where = f"stage {stage.name}: fleet.quantization: {fleet.quantization}:"
+    try:
+        if config := model_config(recipe.base):
+            check_fp8(model_shape(config), stage.resources.tp_per_server)
+    except InputError as error:
+        yield f"{where} {error}"
+    on_gpu = has_cuda() or recipe.resources.devices is not None
+    if trainer is not None and trainer.precision == "fp32" and on_gpu:
+        yield f"{where} on a GPU the other weights are bf16; set trainer.precision: bf16"
+    if policy is not None and not _bears_rounding(policy.algorithm):
+        yield (
+            f"{where} servers sample from other probabilities than the trainer computes, and no"
+            " correction weighs them; write `algorithm: {old_logprobs: trainer, correction:"
+            " {weight: {}}}`, or choose the preset icepop or dis"
+        )
+
+
+def _bears_rounding(algorithm: Algorithm) -> bool:
+    """Whether it weighs tokens by the engine's probabilities, or compares none with them."""
+    weighs = algorithm.compares_engines or isinstance(algorithm.loss, DisLoss | DivergenceLoss)
+    return weighs or algorithm.compares_pairs
+
+
+_FP8_GATE = 0.1
+
+
+def fp8_cautions(stage: PlannedStage) -> Iterator[str]:
+    """A gate that FP8 would not pass."""
+    policy = stage.spec.policy
+    if policy is None or policy.fleet.quantization is None:
+        return
+    gate = policy.algorithm.agreement_gate
+    if gate < _FP8_GATE:
+        yield (
+            f"stage {stage.name}: algorithm.agreement_gate: trainer and engine differ by 0.01 to"
+            f" 0.3 nats per token if one of them has FP8; above {gate:g} the stage stops; set it"
+            " to 0.3"
         )
 
 
@@ -221,6 +277,8 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
                 f"stage {stage.name}: with max_staleness above 0 the clock decides which rollouts a"
                 " step takes"
             )
+        if stage.spec.fleet.quantization is not None:
+            yield f"stage {stage.name}: fleet.quantization was not tested to be batch-invariant"
         for fleet in (stage.spec.fleet, *(role.fleet for role in stage.roles.values())):
             for name in _unproven(fleet.sglang):
                 yield (

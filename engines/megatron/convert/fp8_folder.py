@@ -1,7 +1,5 @@
-"""Folders whose matrices are FP8 with a scale for each block, as DeepSeek's are: in bfloat16.
-
-A matrix `NAME.weight` has its scales in `NAME.weight_scale_inv`: number (i, j) is what the block in
-row i and column j of blocks is multiplied by. Needs torch, and no Megatron.
+"""Folders whose matrices are FP8 with a scale for each block, as DeepSeek's are: in bfloat16. Needs
+torch, and no Megatron.
 """
 
 from __future__ import annotations
@@ -9,34 +7,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from engines.families.common.model_config import read_config
 from engines.families.common.tensors import INDEX, SINGLE
 from engines.megatron.convert.write_hf import copy_descriptions
 from engines.megatron.hf.folder import HfWeights
+from engines.weights.fp8_blocks import SCALES, dequantised
 from infra.errors import InputError
 
-_SCALES = "_scale_inv"
-
-
-def dequantised(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """The bfloat16 matrix that FP8 numbers and the scales of their blocks stand for; the last block
-    of a row or column may be smaller. Raises InputError if there is not one scale a block."""
-    if weight.dim() != 2:
-        raise InputError(f"is FP8 of {weight.dim()} dimensions, and only matrices are read")
-    (rows, columns), (high, wide) = weight.shape, block
-    if tuple(scales.shape) != (-(-rows // high), -(-columns // wide)):
-        raise InputError(
-            f"scales of {tuple(scales.shape)} do not fit a matrix of {rows} x {columns} in blocks"
-            f" of {high} x {wide}; copy the model again"
-        )
-    spread = scales.float().repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)
-    return (weight.float() * spread[:, :columns]).to(torch.bfloat16)
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_plain_folder(source: Path, folder: Path) -> int:
@@ -45,7 +28,7 @@ def write_plain_folder(source: Path, folder: Path) -> int:
     config, weights = read_config(source), HfWeights(source)
     block = _block(config)
     copy_descriptions(source, folder)
-    kept = {name: file for name, file in weights.file_of.items() if not name.endswith(_SCALES)}
+    kept = {name: file for name, file in weights.file_of.items() if not name.endswith(SCALES)}
     count = 0
     for file in sorted(set(kept.values())):
         named: dict[str, Tensor] = {}
@@ -53,7 +36,7 @@ def write_plain_folder(source: Path, folder: Path) -> int:
             named[name] = weights.read(name)
             if named[name].element_size() == 1:
                 try:
-                    named[name] = dequantised(named[name], weights.read(name + _SCALES), block)
+                    named[name] = dequantised(named[name], weights.read(name + SCALES), block)
                 except InputError as error:
                     raise InputError(f"{source}/{file}: {name}: {error}") from None
                 count += 1

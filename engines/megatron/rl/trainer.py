@@ -32,7 +32,7 @@ from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import gpu_of
 from engines.weights.ranks import Ranks
 from engines.weights.spec import WeightTransport
-from engines.weights.transport import PublishReport, Transport, find_targets
+from engines.weights.transport import PublishReport, Transport, as_taken, find_targets
 from infra.errors import EngineError, InputError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
@@ -164,7 +164,7 @@ class RlTrainer(SftTrainer):
             self._transport = self._transport or transport_to(
                 targets, weights.ranks, how, gpu_of(weights)
             )
-            return self._transport.push(weights, targets, version)
+            return self._transport.push(as_taken(weights, targets), targets, version)
         except EngineError as error:
             return PublishReport(version, "", 0, 0, 0.0, refused=str(error))
 

@@ -15,7 +15,7 @@ from typing import Literal
 from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.disk import load_folder
 from engines.weights.model_folder import folder_weights
-from engines.weights.transport import PublishReport, find_targets
+from engines.weights.transport import PublishReport, as_taken, find_targets
 from infra.errors import EngineError
 
 Way = Literal["auto", "broadcast", "disk"]
@@ -50,7 +50,8 @@ def _given(
     if way == "broadcast":
         transport = Broadcast()
         try:
-            return transport.push(weights, find_targets(urls), version)
+            targets = find_targets(urls)
+            return transport.push(as_taken(weights, targets), targets, version)
         except RuntimeError as error:  # torch's, of the group that it and the servers make
             raise EngineError(
                 f"{', '.join(urls)} did not join a broadcast from here ({error}): can they connect"

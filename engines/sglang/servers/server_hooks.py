@@ -9,6 +9,9 @@ Its ranks meet on loopback: they are all on one host, and the rendezvous knows n
 Memory that a publish was read from stays mapped: to map it anew takes as long as to copy it, and a
 trainer sends from the same memory each time. Memory of a GPU has been copied when a rank is done
 with it.
+
+A server in FP8 quantises what it reads from a folder, by the code that quantises what a trainer
+publishes.
 """
 
 from __future__ import annotations
@@ -119,3 +122,50 @@ def _keeping(
         # other, and only then the first one answers: the bucket's memory may be used again.
         torch.cuda.current_stream().synchronize()
     return done
+
+
+_LOAD = "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_only"
+_FP8_PRODUCTS = (8, 9)
+_LLAMA_LOAD = "sglang.srt.models.llama.LlamaForCausalLM.load_weights"
+
+
+def install_fp8_folders() -> None:
+    """Hook SGLang, for the start and for every folder after it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_LOAD, _quantising, HookType.AROUND)
+    HookRegistry.register(_LLAMA_LOAD, _loading_scales, HookType.AROUND)
+
+
+def _quantising(stock: Callable[..., Any], model: Any, weights: Any, target_device: Any) -> Any:
+    import torch
+
+    from engines.weights.fp8_blocks import FROM_PLAIN_WORD, in_fp8
+
+    described = getattr(model.config, "quantization_config", None)
+    if isinstance(described, dict) and described.get(FROM_PLAIN_WORD):
+        if target_device.type == "cuda" and torch.cuda.get_device_capability() < _FP8_PRODUCTS:
+            raise ValueError(
+                "fleet.quantization needs a GPU of compute capability 8.9 or more (Ada, Hopper):"
+                " on others SGLang packs FP8 anew and takes no update of it; leave it out"
+            )
+        weights = in_fp8(weights, target_device, torch.get_default_dtype())
+    return stock(model, weights, target_device)
+
+
+def _loading_scales(stock: Callable[..., Any], model: Any, weights: Any) -> Any:
+    """Llama's class takes every scale for that of a whole matrix, and drops those of blocks."""
+    return stock(model, _others_than_scales(model, weights))
+
+
+def _others_than_scales(model: Any, weights: Any) -> Any:
+    from sglang.srt.model_loader.auto_loader import STANDARD_STACKED_MAPPING
+
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights:
+        if not name.endswith(".weight_scale_inv"):
+            yield name, tensor
+        elif name in parameters:
+            parameters[name].weight_loader(parameters[name], tensor)
+        else:
+            STANDARD_STACKED_MAPPING.try_load(name, tensor, parameters)

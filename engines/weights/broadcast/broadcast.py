@@ -54,7 +54,7 @@ class Broadcast:
         except BaseException:
             self.close()  # some servers may wait in it for what does not come
             raise
-        self._joined = tuple(Target(t.url, t.num_ranks, str(version)) for t in targets)
+        self._joined = tuple(replace(target, version=str(version)) for target in targets)
         return report
 
     def close(self) -> None:

@@ -219,6 +219,7 @@ def server_needs(
         options=fleet.sglang,
         device_bytes=device_bytes,
         fills_device=fleet.max_total_tokens is None and device_bytes is not None,
+        in_fp8=fleet.quantization is not None,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -63,3 +65,16 @@ def test_sglang_keeps_a_part_of_each_gpu_free() -> None:
     assert large.runtime == 13_440 * MIB
     # 512 + 1.5 x 4096 + 128 + 2 x 32
     assert server_memory(small(), needs(device=40 * GB)).runtime == 6_848 * MIB
+
+
+def test_in_fp8_the_layers_matrices_are_bytes_with_a_scale_for_each_block() -> None:
+    """600 weights a layer, of which norms have 24; a CPU also has what it multiplies by."""
+    norms, tops = 2 * 24 + 8, 64 * 8
+    matrices = 2 * 600 - 2 * 24
+    plain = needs(device=80 * GB)
+    assert server_memory(small(), plain).weights == 2 * (matrices + norms + tops)
+    assert server_memory(small(), replace(plain, in_fp8=True)).weights == ceil(
+        matrices * (1 + 4 / 128**2) + 2 * (norms + tops)
+    )
+    on_cpu = server_memory(small(), replace(needs(), in_fp8=True)).weights
+    assert on_cpu == ceil(matrices * (5 + 4 / 128**2) + 4 * (norms + tops))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines.sglang import arguments
+from engines.sglang.server_options import table
 from engines.sglang.servers.server import Place, architecture
 from engines.sglang.spec import FleetSpec
 from flows.checks import servers
@@ -163,3 +164,24 @@ def test_exact_without_seeds_is_refused() -> None:
     recipe = load_recipe("cpu-smoke", [change])
     with pytest.raises(InputError, match="enable_deterministic_inference was not tested"):
         check_recipe(recipe, plan_post_train(recipe))
+
+
+def test_servers_in_fp8_multiply_by_kernels_that_leave_matrices_as_they_were_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others store them anew, and would take no update."""
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}')
+    spec = FleetSpec(quantization="fp8-block")
+    on_cpu = arguments.server_options(spec, tmp_path, 1, 1, 0)
+    told = json.loads(on_cpu["json_model_override_args"])["quantization_config"]
+    assert (told["quant_method"], told["weight_block_size"]) == ("fp8", [128, 128])
+    assert (on_cpu["quantization"], on_cpu["dtype"]) == ("fp8", "float32")
+    assert "moe_runner_backend" not in on_cpu
+    monkeypatch.setattr(arguments, "has_cuda", _with_gpu)
+    on_gpu = arguments.server_options(spec, tmp_path, 1, 1, 0)
+    assert on_gpu["dtype"] == "bfloat16", "SGLang refuses FP8 beside float32"
+    for name in ("fp8_gemm_runner_backend", "moe_runner_backend"):
+        assert on_gpu[name] == "triton"
+        assert "=triton" in table()[name]
+    assert "=fp8" in table()["quantization"]
+    assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0).get("quantization") is None

@@ -78,7 +78,8 @@ host.prepare_environment()
 import os
 print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
 """
-    parts = ["install", "install_rendezvous", "install_shared_names", "install_mapped_weights"]
+    hooks = ("rendezvous", "shared_names", "mapped_weights", "fp8_folders")
+    parts = ["install", *(f"install_{name}" for name in hooks)]
     assert _run(code).split("\n") == [*parts, "True False False"]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from engines.sglang.http import read_bounded
 from infra.errors import EngineError
 
 _TELL_S = 5.0
@@ -131,7 +132,7 @@ class Aborts:
             async with self._session().request(
                 method, url + path, json=body, timeout=timeout
             ) as response:
-                return await response.read() if response.status < 400 else b""
+                return await read_bounded(response) if response.status < 400 else b""
         except (aiohttp.ClientError, EngineError, TimeoutError, OSError) as error:
             _log.debug("%s %s%s: %r", method, url, path, error)
             return b""

@@ -22,6 +22,8 @@ from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.errors import EngineError
 
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+MOST_OF_TURN = 1 << 30
+"""bytes of one turn's answer: a million tokens, each with its experts and the likeliest others"""
 _PREFIX, _LAST = b"data: ", b"data: [DONE]"
 
 
@@ -48,16 +50,19 @@ class Answer:
 
 
 async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
-    """The events of a stream, each as soon as it is here. Raises Refused without a last one."""
-    parts, rest, event = list[bytes](), b"", b""
+    """The events of a stream, each as soon as it is here. Raises Refused without a last one, and
+    EngineError for one that has no end."""
+    parts, rest, event, size = list[bytes](), b"", b"", 0
     async for chunk in content.iter_any():
         parts.append(chunk)
+        if (size := size + len(chunk)) > MOST_OF_TURN:
+            raise EngineError(f"an engine's answer to a turn has more than {MOST_OF_TURN:,} bytes")
         # Joined at an end only: an event of megabytes comes in hundreds of chunks.
         if b"\n\n" not in rest[-1:] + chunk:
             rest = chunk
             continue
         *whole, rest = b"".join(parts).split(b"\n\n")
-        parts = [rest]
+        parts, size = [rest], len(rest)
         for event in whole:
             if event != _LAST:
                 yield event.removeprefix(_PREFIX)

@@ -25,6 +25,7 @@ import orjson
 from engines.sglang import last_turn
 from engines.sglang.aborts import Aborts
 from engines.sglang.answers import (
+    MOST_OF_TURN,
     Answer,
     NoConnection,
     Refused,
@@ -34,7 +35,7 @@ from engines.sglang.answers import (
     read_list,
     refusal,
 )
-from engines.sglang.http import connections
+from engines.sglang.http import connections, read_bounded
 from engines.sglang.in_flight import STALL_S, InFlight, Progress, SentRequest
 from engines.sglang.routed_batch import names_of, pack
 from engines.sglang.spec import MOST_RUNNING, Routing
@@ -236,9 +237,10 @@ class GenerationClient:
         try:
             async with session.post(url, data=body, headers=headers) as response:
                 if response.status >= 400:
-                    raise refusal(response.status, await response.text(errors="replace"))
+                    told = await read_bounded(response)
+                    raise refusal(response.status, told.decode(errors="replace"))
                 if len(turns) == 1:
-                    for answer in read_list(await response.read(), turns):
+                    for answer in read_list(await read_bounded(response, MOST_OF_TURN), turns):
                         self._take(answer, request)
                     return
                 async for event in events_of(response.content):

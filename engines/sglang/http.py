@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import aiohttp
 
 
+MOST_ANSWERED = 64 << 20
+"""bytes of an answer to a control call or a score: a server of others may send without end"""
+_TOO_LONG = "its answer has more than {most:,} bytes, which none of these has"
+
+
 class NoConnection(EngineError):
     """Nobody listens there, or the connection broke: the process ended, or its host."""
 
@@ -110,7 +115,7 @@ def _exchange(
     try:
         connection.request(method, path, payload, headers)
         response = connection.getresponse()
-        text = response.read().decode(errors="replace")
+        content = response.read(MOST_ANSWERED + 1)
     except TimeoutError as error:
         raise NoAnswerInTime(
             f"{origin}: no answer in {timeout:.0f} s; the process is busy or hangs"
@@ -119,6 +124,9 @@ def _exchange(
         raise NoConnection(f"{origin}: no connection: {error!r}; is it alive?") from error
     finally:
         connection.close()
+    if len(content) > MOST_ANSWERED:
+        raise EngineError(f"{origin}: {_TOO_LONG.format(most=MOST_ANSWERED)}")
+    text = content.decode(errors="replace")
     if response.status >= 400:
         error = UnknownRequest if response.status == 404 else Refused
         told = f"{origin} was refused ({response.status}): {text[:500]}"
@@ -143,6 +151,21 @@ def connections(
         headers={"Content-Type": "application/json"} | (bearer_of(url) if url else {}),
         middlewares=(_not_elsewhere,),
     )
+
+
+async def read_bounded(response: aiohttp.ClientResponse, most: int = 0) -> bytes:
+    """The answer's body. Raises EngineError for one of more bytes than `most` (0: than any control
+    call or score has)."""
+    most = most or MOST_ANSWERED
+    chunks, size = list[bytes](), 0
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > most:
+            response.close()
+            told = f"{response.method} {response.url}: {_TOO_LONG.format(most=most)}"
+            raise EngineError(told)
+    return b"".join(chunks)
 
 
 async def _not_elsewhere(

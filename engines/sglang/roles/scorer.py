@@ -11,7 +11,7 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
-from engines.sglang.http import connections
+from engines.sglang.http import connections, read_bounded
 from engines.sglang.turn_queue import LANE_HEADER
 from infra.errors import EngineError
 
@@ -74,7 +74,7 @@ class Scorer:
         sent = self._connections().post(url, data=orjson.dumps(body), headers=headers)
         try:
             async with sent as response:
-                text = await response.read()
+                text = await read_bounded(response)
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Again(f"POST {url}: no connection: {error!r}") from error
@@ -82,7 +82,10 @@ class Scorer:
             raise _Again(f"POST {url} failed ({status}): {text[:300]!r}")
         if status >= 400:
             raise EngineError(f"POST {url} was refused ({status}): {text[:300]!r}")
-        return orjson.loads(text)
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            raise EngineError(f"POST {url} did not answer with JSON: {text[:300]!r}") from None
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:

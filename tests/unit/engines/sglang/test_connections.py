@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from engines.sglang import answers, client, http
+from engines.sglang.aborts import Aborts
 from engines.sglang.client import GenerationClient, most_connections
 from engines.sglang.roles.scorer import Scorer
 from engines.sglang.spec import FleetSpec
@@ -99,6 +101,46 @@ async def test_no_server_leads_a_request_elsewhere(status: int) -> None:
             await scorer.logprob([1, 2, 3], 1)
         await scorer.close()
     assert came == ["/generate", "/generate"]
+
+
+async def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_ANSWERED", 1000)
+    for module in (client, answers):
+        monkeypatch.setattr(module, "MOST_OF_TURN", 2000)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(b"[" * 500)
+                await asyncio.sleep(0)
+        return response
+
+    async with _served(endless) as url, GenerationClient(url, max_batch=2) as asking:
+        scorer, aborts = Scorer(url), Aborts(url, asking._connections)
+        with pytest.raises(EngineError, match="more than 2,000 bytes"):
+            await asking.generate([1], Sampling(4))
+        both = [asking.generate([n], Sampling(4)) for n in range(2)]
+        for found in await asyncio.gather(*both, return_exceptions=True):
+            assert "more than 2,000 bytes" in str(found)
+        with pytest.raises(EngineError, match="more than 1,000 bytes"):
+            await scorer.logprob([1, 2, 3], 1)
+        assert await aborts._asked("GET", url, "/workers") == b""
+        with pytest.raises(EngineError, match="more than 1,000 bytes"):
+            await asyncio.to_thread(http.call, url, "/generate", {}, timeout=10)
+        await scorer.close()
+
+
+async def test_a_score_that_is_no_json_is_an_engine_s_fault() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    async with _served(answer) as url:
+        scorer = Scorer(url)
+        with pytest.raises(EngineError, match="did not answer with JSON: b'<html>'"):
+            await scorer.logprob([1, 2, 3], 1)
+        await scorer.close()
 
 
 async def test_our_own_key_goes_nowhere_where_a_router_of_others_leads(

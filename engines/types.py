@@ -2,7 +2,6 @@
 
 A *problem* is one prompt of a curriculum. A *rollout* is one attempt at it; it yields one or more
 training *samples* that share its id and its reward. The rollouts of one problem form a *group*.
-Everything here is plain data, which pickles, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ Experts: TypeAlias = "NDArray[np.uint8 | np.int16]"
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 EQUAL_WITHIN = 1e-9
 """rewards that differ by no more are equal: they are sums, and sums are rounded"""
+VETOED = "vetoed"
+"""stands in a breakdown, with 1, where a rule of the rubric with `veto` failed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation, e.g. `Message("user", "12+30")`.
-
-    `reasoning` is the text between the think tags: None means that the turn has none.
-    """
+    """One turn of a conversation, e.g. `Message("user", "12+30")`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     reasoning: str | None = None
+    """the text between the think tags; None: the turn has none"""
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -123,9 +122,6 @@ class Sample:
 
     All per-token arrays have `len(tokens)` entries; positions outside `loss_mask` (prompt, tool
     output) hold logprob 0 and weight version -1. Equal samples are equal to the bit.
-
-    Example: tokens=[5, 9, 7, 2], loss_mask=[False, False, True, True], logprobs=[0, 0, -0.1, -0.7],
-    weight_versions=WeightVersions(((-1, 2), (3, 2))), rewards={"outcome": 1.0}, reward=1.0
     """
 
     problem_id: str
@@ -154,11 +150,18 @@ class Sample:
     metadata: dict[str, Json] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
     """the part of `reward` that each of its turns earned; the rest, or all, is its last turn's"""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """of the terms of the rubric that judged it, by their names in `rewards`"""
     experts: Experts | None = None
 
     @property
     def num_trained_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is worth no more than its group's least: it broke a protocol or a rule."""
+        return self.status is Status.MALFORMED or VETOED in self.rewards
 
     @property
     def num_turns(self) -> int:
@@ -205,9 +208,9 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether rewards differ, a malformed one being at most the least: else none can teach."""
+        """Whether rewards differ, a broken one being at most the least: else none can teach."""
         kept = [s for s in self.samples if s.status in TRAINABLE]
-        others = [s.reward for s in kept if s.status is not Status.MALFORMED]
+        others = [s.reward for s in kept if not s.is_broken]
         return bool(others) and max(others) - min(s.reward for s in kept) > EQUAL_WITHIN
 
 
@@ -290,13 +293,10 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One generation attempt: what can be trained on, and what was judged.
-
-    All samples have its id, status and reward, and share its weight in every mean.
-    """
+    """One generation attempt: what can be trained on, and what was judged."""
 
     samples: tuple[Sample, ...]
-    """at least one"""
+    """at least one; all have its id, status and reward, and share its weight in every mean"""
     transcript: Transcript
 
     @property

@@ -42,6 +42,8 @@ ASKING_OPTIONS: Mapping[str, str] = {
 }
 ASKING = frozenset(ASKING_OPTIONS)
 """they ask a model, which only a stage does: `rewards.judges`"""
+PENALTIES = ("repetition", "length", "pathologies")
+"""give 0 to what is fine"""
 QUICK = frozenset(BUILT_IN) - ASKING - {"reasoning-gym", "regex"}
 """pure, or with bounds of their own: they are called where the rollout is, without a time limit;
 a pattern of the user's may search a reply for ever"""

@@ -116,7 +116,8 @@ def _combined(terms: Sequence[GroupTerm], verdicts: Sequence[Verdict]) -> Rubric
         breakdown[term.name] = verdict.score
         breakdown |= {f"{term.name}/{part}": v for part, v in verdict.parts.items()}
     reasons = "; ".join(verdict.reason for verdict in verdicts if verdict.reason)
-    return RubricJudgement(total, breakdown, reasons)
+    weights = {term.name: term.weight for term in terms}
+    return RubricJudgement(total, breakdown, reasons, weights=weights)
 
 
 async def _ask(term: GroupTerm, transcripts: Sequence[Transcript]) -> Sequence[Verdict] | Exception:

@@ -6,6 +6,8 @@ How a rollout ended comes first:
 
     completed            -> every term is asked, all at once
     truncated            -> outcome 0, the other terms are asked, but for those `only_right`
+    a `veto` gave 0      -> the reward is 0, whatever the other terms say, and in training at most
+                            the least of the group; the outcome stays what it is
 
 A rollout that ended otherwise is not judged: what it earns is in
 `engines/rollout/drivers/driver.py`.
@@ -15,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from engines.types import Problem, Reward, Status, Transcript, Verdict
+from engines.types import VETOED, Problem, Reward, Status, Transcript, Verdict
 from infra.errors import InputError
 from infra.processes.part_process import PartFailed
 from rewards.verdicts import NoVerdict, verdict_by
@@ -40,6 +42,8 @@ class Term:
     """whether it judges only rollouts that are asked to think, or only the others; None: all"""
     only_right: bool = False
     """whether it counts only where the outcome is 1"""
+    veto: bool = False
+    """whether a score of 0 or less leaves the rollout nothing of the other terms either"""
 
     def judges_source(self, source: object) -> bool:
         return not self.sources or source in self.sources
@@ -61,6 +65,8 @@ class RubricJudgement:
     reason: str = ""
     turns: list[float] = field(default_factory=list)
     """the part of `reward` that each assistant turn earned; empty: no reward said"""
+    weights: dict[str, float] = field(default_factory=dict)
+    """of the terms, by their names in `breakdown`; 0: it does not judge the problem"""
     failed: bool = False
     """a reward raised or gave no usable number: the sample is recorded, not trained on"""
 
@@ -94,7 +100,11 @@ class Rubric:
             given[term.name] = verdict
         if not any(term.outcome and _is_right(given.get(term.name)) for term in terms):
             terms = [term for term in terms if not term.only_right]
-        return _combined(terms, given, reason)
+        return replace(_combined(terms, given, reason), weights=self._weights(transcript.problem))
+
+    def _weights(self, problem: Problem) -> dict[str, float]:
+        """Of all terms; 0 of those that do not judge the problem."""
+        return {_key(term): term.weight * term.judges(problem) for term in self._terms}
 
 
 def _check(terms: Sequence[Term]) -> None:
@@ -118,17 +128,25 @@ def _combined(terms: Sequence[Term], given: dict[str, Verdict], reason: str) -> 
     total, breakdown, reasons = 0.0, dict[str, float](), [reason]
     for term in terms:
         verdict = given.get(term.name, Verdict(0.0, reason="ran out of budget"))
-        key = "outcome" if term.outcome else term.name
         score = min(1.0, max(0.0, verdict.score)) if term.outcome else verdict.score
         total += term.weight * score
-        breakdown[key] = score
+        breakdown[_key(term)] = score
         breakdown |= {f"{term.name}/{part}": v for part, v in verdict.parts.items()}
         reasons.append(verdict.reason)
+    vetoes = [t.name for t in terms if t.veto and breakdown[t.name] <= 0]
+    if vetoes:
+        reasons.append(f"vetoed by {' and '.join(vetoes)}")
+        said = "; ".join(filter(None, reasons))
+        return RubricJudgement(0.0, breakdown | {VETOED: 1.0}, said)
     parts = [
         [term.weight * t for t in given[term.name].turns] for term in terms if term.name in given
     ]
     turns = [sum(of_turn, 0.0) for of_turn in zip(*filter(None, parts), strict=True)]
     return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)), turns)
+
+
+def _key(term: Term) -> str:
+    return "outcome" if term.outcome else term.name
 
 
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:

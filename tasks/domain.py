@@ -20,9 +20,10 @@ from curricula.built_in_curricula import OF_LIBRARIES
 from curricula.prompt_files.spec import PromptFiles, PromptSource
 from engines.rollout.protocols import DRIVERS
 from engines.sglang.spec import FleetSpec
+from engines.types import VETOED
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
-from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, SERVED_OPTIONS
+from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, PENALTIES, SERVED_OPTIONS
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.references import reference_keys
 from tasks.stage import StageSpec
@@ -132,6 +133,8 @@ class RewardSpec(HookSpec):
             raise ValueError("served: is missing; name the model, e.g. {model: hf:org/name}")
         if self.label == "outcome":
             raise ValueError("label: the outcome's own score is called `outcome`; choose another")
+        if self.label == VETOED:
+            raise ValueError(f"label: `{VETOED}` marks a rollout with a veto; choose another")
         if self.asks_model:
             options: Any = resolve("options", ASKING_OPTIONS[self.name], {})
             options.model_validate(self.options)
@@ -154,6 +157,9 @@ class RewardTerm(RewardSpec):
     left out: all"""
     only_right: bool = Field(default=False, exclude_if=lambda only_right: not only_right)
     """whether it counts only where the outcome is 1, as a penalty for length should"""
+    veto: bool = Field(default=False, exclude_if=lambda veto: not veto)
+    """whether a score of 0 or less is a broken rule: the training reward is then 0, whatever the
+    other rewards say, and at most the least of the group"""
 
     @property
     def judges_some_only(self) -> bool:
@@ -177,6 +183,15 @@ class RewardTerm(RewardSpec):
             if is_set and (self.outcome or self.group):
                 which = "an outcome judges every rollout" if self.outcome else "a group is whole"
                 raise ValueError(f"{name}: {which}; leave it out, or write it for another reward")
+        return self
+
+    @model_validator(mode="after")
+    def _may_veto(self) -> Self:
+        if self.veto and self.name in PENALTIES:
+            raise ValueError(f"veto: {self.name} gives 0 to what is fine; leave it out")
+        if self.veto and (self.outcome or self.group):
+            which = "the outcome is no rule" if self.outcome else "a group is whole"
+            raise ValueError(f"veto: {which}; leave it out, or write it for another reward")
         return self
 
     @model_validator(mode="after")

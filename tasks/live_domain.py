@@ -197,6 +197,7 @@ def as_term(term: RewardTerm, reward: Reward) -> Term:
         sources=tuple(term.sources),
         thinking=term.thinking,
         only_right=term.only_right,
+        veto=term.veto,
     )
 
 

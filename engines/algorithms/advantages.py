@@ -142,6 +142,33 @@ def _turn_rewards(tokens: StepTokens, turns: Turns) -> Tensor:
     return own_U + terminal_rewards(rest_N, turns.sequence_U)
 
 
+class GdpoAdvantage(PartWithCode):
+    """Each reward of the rubric normalised in its group by itself, then their sum (GDPO)."""
+
+    code: ClassVar[str] = "engines.algorithms.advantages:gdpo_advantages"
+    needs: ClassVar[tuple[Need, ...]] = ("batch", "components")
+    kind: Literal["gdpo"]
+    whiten: bool = True
+    """without it, more rewards make larger advantages"""
+
+
+def gdpo_advantages(tokens: StepTokens) -> Tensor:
+    """Sum of weight x (score - group mean) / group deviation, of each reward (arXiv 2601.05242).
+
+    Rollouts whose sums are equal differ where their parts do.
+    Example: scores 1, 0, 0 and 0, 1, 1 of weights 1 and 0.5 -> 1.155 - 0.577 = 0.577 of the first,
+    -0.289 of the others.
+    """
+    import torch
+
+    made = tokens.components
+    if made is None:
+        raise ValueError("gdpo needs what each reward of the rubric says")
+    normalised = partial(group_advantages, should_normalize_std=True)
+    of_each = [per_rollout(tokens, scores_N, normalised) for scores_N in made.scores_NC.T]
+    return (torch.stack(of_each, 1) * made.weights_NC).sum(1)[tokens.sequence_R]
+
+
 class ReinforcePlusPlusAdvantage(PartWithCode):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
@@ -341,6 +368,7 @@ Advantage = Annotated[
     | RlooAdvantage
     | OpoAdvantage
     | GigpoAdvantage
+    | GdpoAdvantage
     | ReinforcePlusPlusAdvantage
     | ReinforcePlusPlusBaselineAdvantage
     | GaeAdvantage

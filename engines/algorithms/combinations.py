@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engines.algorithms.advantages import (
     DistillationAdvantage,
+    GdpoAdvantage,
     GroupAdvantage,
     PairsAdvantage,
     ReinforcePlusPlusAdvantage,
@@ -26,6 +27,7 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
     yield from _teachers(algorithm, has_teachers)
     yield from _group(algorithm, group_size)
     yield from _advantage(algorithm)
+    yield from _components(algorithm)
     yield from _pairs(algorithm)
     yield from _old_logprobs(algorithm)
     yield from _routing(algorithm)
@@ -70,7 +72,7 @@ def _divergence(algorithm: Algorithm) -> Iterator[str]:
 
 def _group(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage
-    if "spread" not in algorithm.needs or group_size > 1:
+    if group_size > 1 or not {"spread", "components"} & algorithm.needs:
         return
     way_out = "set group_size to 2 or more"
     if advantage.kind == "custom":
@@ -95,6 +97,16 @@ def _advantage(algorithm: Algorithm) -> Iterator[str]:
         )
     if isinstance(advantage, DistillationAdvantage) and algorithm.overlong is not None:
         yield "overlong: distillation uses no reward, so a penalty has no effect; leave it out"
+
+
+def _components(algorithm: Algorithm) -> Iterator[str]:
+    """What is no reward of the rubric."""
+    if not isinstance(algorithm.advantage, GdpoAdvantage):
+        return
+    if algorithm.overlong is not None:
+        yield "overlong: gdpo compares the rubric's rewards alone; use the reward `length` instead"
+    if algorithm.kl.coef and algorithm.kl.place == "reward":
+        yield "kl.place: gdpo compares the rubric's rewards alone; set it to loss"
 
 
 def _pairs(algorithm: Algorithm) -> Iterator[str]:

@@ -15,14 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajectories, Turns
+from engines.algorithms.inputs import (
+    Components,
+    LossInputs,
+    PolicyLoss,
+    StepTokens,
+    Trajectories,
+    Turns,
+)
 from engines.draws import Fault, guarded
 
 if TYPE_CHECKING:
     from engines.algorithms.parts import Need
 
 TOLERANCE = 1e-5
-_GIVEN: tuple[Need, ...] = ("critic", "reference", "teachers", "turns")
+_GIVEN: tuple[Need, ...] = ("critic", "reference", "teachers", "turns", "components")
 """the needs that a step has to be given something for"""
 
 # A user's function may return anything: that is what is tried here.
@@ -87,7 +94,7 @@ def _advantage_checks(advantage: Advantages, needs: Collection[Need]) -> Iterato
     moved, places_R = _reordered(tokens, order_N)
     if not _same(advantage(moved), found_R[places_R]):
         yield Fault("follows its samples", "another order of the samples changes the result")
-    equal = replace(tokens, rewards_N=torch.ones_like(tokens.rewards_N))
+    equal = _rewarded(tokens, torch.ones_like)
     if not bool(advantage(equal).isfinite().all()):
         yield Fault("is finite where all rewards are equal", f"{advantage(equal).tolist()}")
 
@@ -98,8 +105,8 @@ def _signal_checks(advantage: Advantages, needs: Collection[Need]) -> Iterator[F
         return
     tokens = example_step(needs)
     found_R = advantage(tokens)
-    rewards = tokens.rewards_N.flip(0), -tokens.rewards_N, tokens.rewards_N.roll(1)
-    others = [advantage(replace(tokens, rewards_N=rewards_N)) for rewards_N in rewards]
+    changes = (lambda x: x.flip(0), lambda x: -x, lambda x: x.roll(1, 0))
+    others = [advantage(_rewarded(tokens, change)) for change in changes]
     if all(_same(other_R, found_R) for other_R in others):
         zero = _same(found_R, torch.zeros_like(found_R))
         saw = "every advantage is 0" if zero else "other rewards give the same advantages"
@@ -148,6 +155,13 @@ def _loss_checks(loss: Losses) -> Iterator[Fault]:
         yield Fault("does not depend on packing", "two micro-batches differ from one")
 
 
+def _rewarded(tokens: StepTokens, change: Callable[[Tensor], Tensor]) -> StepTokens:
+    """The step with other rewards, and other scores of each."""
+    made = tokens.components
+    scored = made and replace(made, scores_NC=change(made.scores_NC))
+    return replace(tokens, rewards_N=change(tokens.rewards_N), components=scored)
+
+
 def example_step(needs: Collection[Need] = ()) -> StepTokens:
     """Six samples of two groups of different sizes and a lone one, 1 to 4 tokens each."""
     lengths = torch.tensor([2, 1, 3, 4, 1, 2])
@@ -175,6 +189,16 @@ def example_step(needs: Collection[Need] = ()) -> StepTokens:
             else None
         ),
         turns=_example_turns(lengths) if "turns" in needs else None,
+        components=_example_components() if "components" in needs else None,
+    )
+
+
+def _example_components() -> Components:
+    """Two rewards whose weighted sum is the step's; only the first judges the lone sample."""
+    scores = [[1.0, 0.0], [0.5, -1.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]]
+    weights = [[1.0, 0.5]] * 5 + [[1.0, 0.0]]
+    return Components(
+        torch.tensor(scores, dtype=torch.float64), torch.tensor(weights, dtype=torch.float64)
     )
 
 
@@ -216,12 +240,12 @@ def example_micro_batch() -> LossInputs:
     )
 
 
-def _tensors(tokens: StepTokens | Trajectories | Turns) -> list[Tensor]:
+def _tensors(tokens: StepTokens | Trajectories | Turns | Components) -> list[Tensor]:
     values = [getattr(tokens, field.name) for field in fields(tokens)]
     inner = [
         tensor
         for value in values
-        if isinstance(value, Trajectories | Turns)
+        if isinstance(value, Trajectories | Turns | Components)
         for tensor in _tensors(value)
     ]
     return [value for value in values if isinstance(value, Tensor)] + inner
@@ -244,6 +268,8 @@ def _reordered(tokens: StepTokens, order_N: Tensor) -> tuple[StepTokens, Tensor]
         teacher_logprobs_KR=_at(tokens.teacher_logprobs_KR, (slice(None), places_R)),
         teacher_weights_NK=_at(tokens.teacher_weights_NK, order_N),
         turns=tokens.turns and _turns_moved(tokens.turns, order_N, places_R),
+        components=tokens.components
+        and Components(tokens.components.scores_NC[order_N], tokens.components.weights_NC[order_N]),
     )
     return moved, places_R
 

@@ -81,6 +81,16 @@ class CriticTarget(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Components:
+    """What each reward of the rubric says of each sample's rollout. Axis: C rewards."""
+
+    scores_NC: Tensor
+    """float64, the higher the better"""
+    weights_NC: Tensor
+    """float64, the same in a group; 0: the reward does not judge it"""
+
+
+@dataclass(frozen=True, slots=True)
 class StepTokens:
     """A step's whole batch, the same on every rank: so means over it need no communication.
 
@@ -109,6 +119,8 @@ class StepTokens:
     teacher_weights_NK: Tensor | None = None
     """how much each sample listens to each teacher; rows sum to 1"""
     turns: Turns | None = None
+    """if the algorithm needs them"""
+    components: Components | None = None
     """if the algorithm needs them"""
     counted_only: CountedOnly | None = None
     """if there are such rollouts; None: every sample has trained tokens"""

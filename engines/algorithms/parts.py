@@ -29,11 +29,12 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
-Need = Literal["spread", "batch", "critic", "teachers", "reference", "turns"]
+Need = Literal["spread", "batch", "critic", "teachers", "reference", "turns", "components"]
 """what an estimator cannot do without. spread: rewards that differ within a group, so that a group
 of equal rewards teaches nothing and fresh problems replace it; batch: other rollouts of the step;
 critic: a value of each token; teachers, reference: their logprob of each token (the reference is
-the model that the stage started from); turns: where each turn begins, and what it earned"""
+the model that the stage started from); turns: where each turn begins, and what it earned;
+components: what each reward of the rubric says of each rollout of a group"""
 
 
 class Part(Config):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.protocols import Judgement
-from engines.types import Rollout, Sample, Status
+from engines.types import VETOED, Rollout, Sample, Status
 from infra.timeline import JUDGES, span
 
 _JUDGED = (Status.COMPLETED, Status.TRUNCATED)
@@ -41,11 +41,18 @@ def _judged(sample: Sample, judgement: Judgement) -> Sample:
     if judgement.failed:
         failed, reason = Status.FAILED, judgement.reason
         return replace(
-            sample, status=failed, reason=reason, reward=0.0, rewards={}, turn_rewards=[]
+            sample,
+            status=failed,
+            reason=reason,
+            reward=0.0,
+            rewards={},
+            turn_rewards=[],
+            reward_weights={},
         )
     return replace(
         sample,
-        reward=sample.reward + judgement.reward,
+        reward=sample.reward + (0.0 if VETOED in sample.rewards else judgement.reward),
         rewards={**sample.rewards, **judgement.breakdown},
+        reward_weights={**sample.reward_weights, **judgement.weights},
         reason="; ".join(filter(None, [sample.reason, judgement.reason])),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from engines.types import Group, Sample, Status, one_per_rollout
+from engines.types import VETOED, Group, Sample, Status, one_per_rollout
 from infra.errors import TrainingStopped
 from infra.timeline import Timeline
 
@@ -147,6 +147,7 @@ def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
         "response_tokens_mean": tokens / max(len(verdicts), 1),
         "truncated_share": share(rollouts, Status.TRUNCATED),
         "malformed_share": share(rollouts, Status.MALFORMED),
+        "vetoed_share": mean(float(VETOED in s.rewards) for s in rollouts),
         "failed_share": share(rollouts, Status.FAILED),
         "aborted_share": share(rollouts, Status.ABORTED),
         "zero_variance_share": mean(float(not g.has_signal) for g in groups),

@@ -97,6 +97,9 @@ class Judgement(Protocol):
     def turns(self) -> Sequence[float]: ...
 
     @property
+    def weights(self) -> Mapping[str, float]: ...
+
+    @property
     def failed(self) -> bool: ...
 
 

@@ -259,6 +259,7 @@ async def _judge(domain: LiveDomain, rollout: Rollout) -> None:
     _write(
         rollout.samples,
         reason=reason, reward=judgement.reward, rewards=breakdown, turn_rewards=turns,
+        reward_weights=dict(judgement.weights),
     )  # fmt: skip
 
 

@@ -254,6 +254,7 @@ class RlSpec(StageSpec):
                     f"domain {domain.name}: each of its rewards has weight 0, so every answer gets"
                     " the reward 0 and nothing can be learned; leave `weight` out of one"
                 )
+            yield from _component_problems(domain, settings)
         if settings.on_stale == "requeue" and not settings.max_staleness:
             yield (
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
@@ -268,6 +269,22 @@ class RlSpec(StageSpec):
     def cautions(self) -> Iterator[str]:
         if self.settings.max_staleness:
             yield from (f"algorithm.{doubt}" for doubt in stale_doubts(self.settings.algorithm))
+
+
+def _component_problems(domain: Domain, settings: RlSettings) -> Iterator[str]:
+    """Where problems of a source have one reward, and the advantage compares several."""
+    if "components" not in settings.algorithm.needs:
+        return
+    for source in domain.curriculum.sources or [""]:
+        judges = [t for t in domain.rewards if not t.sources or source in t.sources]
+        weighted = [term.title for term in judges if term.weight]
+        if len(weighted) == 1:
+            of = f" of source {source}" if source else ""
+            yield (
+                f"algorithm.advantage: {settings.algorithm.advantage.kind} compares several rewards"
+                f" by themselves, and {weighted[0]} is the only one with a weight in domain"
+                f" {domain.name}{of}; add one, or choose `group`"
+            )
 
 
 def critic_problems(settings: RlSettings) -> Iterator[str]:
@@ -310,7 +327,7 @@ def _phase_problems(settings: RlSettings) -> Iterator[str]:
                 f" it ends at the latest, and below the stage's {settings.steps} steps"
             )
         before = phase.until_step or before
-        if phase.group_size == 1 and "spread" in settings.algorithm.needs:
+        if phase.group_size == 1 and {"spread", "components"} & settings.algorithm.needs:
             yield (
                 f"{at}.group_size: advantage {settings.algorithm.advantage.kind} compares the"
                 " rollouts of a group, and a group of one gives no gradient; write 2 or more"

@@ -110,6 +110,7 @@ class Verdict:
     breakdown: Mapping[str, float]
     reason: str = ""
     turns: Sequence[float] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
     failed: bool = False
 
 

@@ -14,7 +14,7 @@ from engines.algorithms.inputs import StepTokens
 from engines.algorithms.losses import PairLoss, pair_formula
 from engines.algorithms.preference_losses import Answers
 from engines.megatron.train.pack import sparse_zeros
-from engines.types import Sample, Status
+from engines.types import Sample
 
 if TYPE_CHECKING:
     from engines.megatron.rl.rl_batch import RlBatch
@@ -28,9 +28,9 @@ def compared_samples(
     samples: Sequence[Sample], rewards_N: torch.Tensor, advantage: Advantage
 ) -> tuple[list[Sample], list[int]]:
     """The samples of all pairs, group by group, the better rollout's first; and how many each pair
-    has. Of equally bad rollouts one that broke a protocol comes last. Raises NoPairsError."""
+    has. Of equally bad rollouts one that is broken comes last. Raises NoPairsError."""
     groups = numbered([s.group_id for s in samples])
-    last = np.argsort([s.status is Status.MALFORMED for s in samples], kind="stable")
+    last = np.argsort([s.is_broken for s in samples], kind="stable")
     samples, rewards_N, groups = [samples[n] for n in last], rewards_N[last], groups[last]
     # Which rollout is better follows from rewards alone: one token stands for each sample.
     zeros_N = torch.zeros_like(rewards_N)
@@ -69,12 +69,12 @@ def _are_better(batch: RlBatch) -> NDArray[np.bool_]:
 
 
 def broken_last(samples: Sequence[Sample], rewards_N: torch.Tensor) -> torch.Tensor:
-    """[N] rewards, of which a rollout that broke a protocol has at most the least of its group's
-    others. It is not judged and has 0, which is more than a reward that is negative.
+    """[N] rewards, of which a rollout that broke a protocol, or a rule with `veto`, has at most the
+    least of its group's others. It has 0, which is more than a reward that is negative.
 
     Example: rewards -0.5, 0.5 and 0 of a broken one -> -0.5, 0.5, -0.5.
     """
-    broken_N = torch.tensor([s.status is Status.MALFORMED for s in samples])
+    broken_N = torch.tensor([s.is_broken for s in samples])
     if not broken_N.any():
         return rewards_N
     group_N = torch.from_numpy(numbered([s.group_id for s in samples]))

@@ -24,6 +24,7 @@ from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
+from engines.megatron.rl.components import components_of
 from engines.megatron.rl.pairs import broken_last, compared_samples, numbered, sides
 from engines.megatron.rl.rl_objective import RlObjective, RlTargets, temperature_of
 from engines.megatron.rl.turns import turns_of
@@ -306,6 +307,7 @@ class RlBatch:
             turns=turns_of(self.samples, self.flat, len(num_trained))
             if "turns" in algorithm.needs
             else None,
+            components=components_of(self.samples) if "components" in algorithm.needs else None,
             counted_only=self._counted_only(token_rewards),
         )
 

@@ -78,6 +78,7 @@ class _NoVerdict:
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
     turns: tuple[float, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
     failed: bool = False
 
     async def judge(self, transcript: Transcript) -> _NoVerdict:

@@ -78,7 +78,14 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                     " `await` meanwhile stops all rollouts: run it with `asyncio.to_thread`"
                 )
                 break
-        if not term.outcome or not judged or len(verdicts) < len(judged):
+        if not judged or len(verdicts) < len(judged):
+            continue
+        if term.veto and all(verdict.score <= 0 for verdict in verdicts):
+            attempts.problems.append(
+                f"{at}.veto: {term.name} gives 0 or less to every demonstration, so none would earn"
+                " anything; leave `veto` out, or give 1 where the rule holds"
+            )
+        if not term.outcome:
             continue
         nothing = _transcript(replace(judged[0], turns=(Message("assistant", ""),)))
         empty = _verdict(at, term, nothing, attempts, limit)

@@ -276,7 +276,7 @@ def check_hook(
             default: from a class's methods, or from the type of a function's argument.
         options: Its options as JSON.
         needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers,
-            reference.
+            reference, turns, components.
         domains: The domains that a data source picks from.
         curriculum: Whose problems and demonstrations a driver or a reward is tried on, e.g.
             `file.py:Class`; default: that of a recipe in its folder that names it, or the one in

@@ -118,6 +118,7 @@ class _Judgement:
     breakdown: Mapping[str, float] = field(default_factory=lambda: {"outcome": 1.0})
     reason: str = ""
     turns: tuple[float, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=lambda: {"outcome": 1.0})
     failed: bool = False
 
 

@@ -61,6 +61,7 @@ OF_UNIONS = {
     "rloo_advantages",
     "opo_advantages",
     "gigpo_advantages",
+    "gdpo_advantages",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
     "gae_advantages",

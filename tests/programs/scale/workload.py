@@ -145,6 +145,7 @@ class SimulatedJudgement:
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
     turns: tuple[float, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
     failed: bool = False
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from engines.rollout.group_judging import judge_together
 from engines.rollout.loop import fill
 from engines.rollout.records.journals import Finished
-from engines.types import Message, Problem, Sample, Status, Transcript, Verdict
+from engines.types import Message, Problem, Rollout, Sample, Status, Transcript, Verdict
 from infra.errors import InputError
 from rewards.built_in_rewards import build
 from rewards.group_rewards import GroupRubric, GroupTerm, build_group_reward
@@ -139,6 +139,19 @@ class Longest:
         return [Verdict(float(t.answer == best), reason="ranked") for t in transcripts]
 
 
+async def test_what_a_rule_vetoed_gets_nothing_of_its_group_either() -> None:
+    judged = replace(
+        domain("d", float), group_judge=GroupRubric([GroupTerm("own:rank", 0.5, Longest())])
+    )
+    policy = Policy(lambda _, sampling: "1")
+    made, _ = producer_of(roller(policy), [judged], groups_per_step=1, group_size=2)
+    samples = (await fill(made)).groups[0].samples
+    vetoed = replace(samples[0], reward=0.0, rewards={"outcome": 1.0, "vetoed": 1.0})
+    rollout = Rollout((vetoed,), transcripts(1)[0])
+    (found,) = await judge_together(judged, [rollout])
+    assert (found.samples[0].reward, found.samples[0].rewards["own:rank"]) == (0.0, 1.0)
+
+
 async def test_a_steps_groups_have_it_and_a_failed_group_is_counted_and_not_trained_on() -> None:
     reward = Longest(fails_on="1")
     judged = replace(
@@ -156,6 +169,7 @@ async def test_a_steps_groups_have_it_and_a_failed_group_is_counted_and_not_trai
         assert sample.rewards["own:rank"] == rank
         assert sample.reward == sample.rewards["outcome"] + 0.5 * rank
         assert sample.reason.endswith("ranked")
+        assert sample.reward_weights == {"own:rank": 0.5}
     assert {s.status for s in failed} == {Status.FAILED}
     assert {len(s.rewards) for s in failed} == {0}
     assert "reward 'own:rank' raised OSError: no ranker, asked about the whole group" in (

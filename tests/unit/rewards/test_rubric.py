@@ -19,6 +19,9 @@ from engines.types import Message, Problem, Status, Transcript, Verdict
 from infra.errors import InputError
 from rewards.built_in_rewards import build
 from rewards.rubric import Rubric, Term
+from tasks.domain import Domain, RewardTerm
+from tasks.live_domain import as_term
+from tasks.rl.spec import RlSettings, RlSpec
 
 pytestmark = pytest.mark.unit
 
@@ -310,3 +313,65 @@ async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch)
 def test_a_wrong_reward_is_refused_with_what_is_allowed(name, options, message):
     with pytest.raises(InputError, match=message):
         build(name, options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "reward", "vetoed"),
+    [
+        (1.0, Status.COMPLETED, 1.0 + 0.5 * 1.0 + 2.0, False),
+        (0.0, Status.COMPLETED, 0.0, True),
+        (-1.0, Status.COMPLETED, 0.0, True),
+        (0.0, Status.TRUNCATED, 0.0, True),
+        (1.0, Status.TRUNCATED, 0.5 * 1.0 + 2.0, False),
+    ],
+)
+async def test_a_broken_rule_leaves_nothing_whatever_the_others_say(
+    rule: float, status: Status, reward: float, vetoed: bool
+) -> None:
+    outcome, other = Verdict(1.0, turns=[1.0]), Fixed(Verdict(2.0))
+    rubric = Rubric(
+        [
+            Term("right", 1.0, True, Fixed(outcome)),
+            Term("rule", 0.5, False, Fixed(Verdict(rule, reason="said")), veto=True),
+            Term("kind", 1.0, False, other),
+        ]
+    )
+    judgement = await rubric.judge(_transcript(status))
+    is_cut = status is Status.TRUNCATED
+    assert judgement.reward == reward
+    wanted = {"outcome": 0.0 if is_cut else 1.0, "rule": rule, "kind": 2.0}
+    assert judgement.breakdown == (wanted | {"vetoed": 1.0} if vetoed else wanted)
+    assert judgement.weights == {"outcome": 1.0, "rule": 0.5, "kind": 1.0}
+    assert ("vetoed by rule" in judgement.reason) is vetoed
+    assert judgement.turns == ([] if vetoed or is_cut else [1.0])
+    assert not judgement.failed
+    other.said = ValueError("no")
+    assert (await rubric.judge(_transcript(status))).failed
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ({"name": "math", "outcome": True, "veto": True}, "veto: the outcome is no rule"),
+        ({"name": "my:rule", "group": True, "veto": True}, "veto: a group is whole"),
+        ({"name": "length", "veto": True}, "veto: length gives 0 to what is fine"),
+        ({"name": "format", "label": "vetoed"}, "label: `vetoed` marks a rollout with a veto"),
+    ],
+)
+def test_what_may_not_veto_is_refused(written: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        RewardTerm.model_validate(written)
+    assert "veto" not in RewardTerm(name="format").model_dump()
+    assert as_term(RewardTerm(name="format", veto=True), Fixed(0.0)).veto
+
+
+@pytest.mark.parametrize(("weight", "is_refused"), [(0.0, True), (0.5, False)])
+def test_an_advantage_that_compares_rewards_needs_two(weight: float, is_refused: bool) -> None:
+    rewards = [{"name": "math", "outcome": True}, {"name": "format", "weight": weight}]
+    domain = {"name": "a", "curriculum": {"name": "reasoning"}, "rewards": rewards}
+    settings = {"steps": 9, "optimizer": {"lr": 1e-4}, "algorithm": {"advantage": "gdpo"}}
+    spec = RlSpec.model_construct(
+        domains=[Domain.model_validate(domain)], settings=RlSettings.model_validate(settings)
+    )
+    why = "gdpo compares several rewards by themselves, and math is the only one with a weight"
+    assert any(why in said for said in spec.problems()) is is_refused

@@ -66,8 +66,9 @@ HeldOut = Annotated[
 Domain = Annotated[
     str,
     Parameter(
-        help="where problems come from: reasoning, agent, general, reasoning-gym, your own as"
-        " file.py:Class, or a library's task as verifiers=my_env or inspect=my_tasks.py:task"
+        help="where problems come from: reasoning, agent, coding, browsing, functions, general,"
+        " needle, instructions, reasoning-gym, your own as file.py:Class, or a library's task as"
+        " verifiers=my_env or inspect=my_tasks.py:task"
     ),
 ]
 Reward = Annotated[

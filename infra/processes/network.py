@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Below the kernel's ephemeral range, so no outgoing connection takes one between choice and use;
 # above Ray's default worker range, so another person's Ray does not either.
 _LOWEST, _HIGHEST = 20_000, 32_000
+_DRAW = random.SystemRandom()
+"""no seed reaches it: two processes that set one alike would choose the same ports at once"""
 
 
 def is_free(port: int) -> bool:
@@ -40,7 +42,7 @@ def is_free(port: int) -> bool:
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
     """`count` different free ports, none of them in `avoid`."""
     found: list[int] = []
-    for port in random.sample(range(_LOWEST, _HIGHEST), _HIGHEST - _LOWEST):
+    for port in _DRAW.sample(range(_LOWEST, _HIGHEST), _HIGHEST - _LOWEST):
         if len(found) == count:
             break
         if port not in avoid and is_free(port):

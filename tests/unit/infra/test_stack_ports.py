@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from infra.access import prepare_key
 from infra.errors import InputError
 from infra.guard import strangers_at
 from infra.processes.children import ProcessRecord, birth_of
+from infra.processes.network import free_ports
 from infra.stack import load_stack
 from infra.stack.record import new_stack, save_record
 from infra.stack.services import services
@@ -124,3 +126,11 @@ def test_a_program_of_another_user_at_a_port_of_the_stack_does_not_see_the_key(
         stranger.wait()
     with socket.create_server(("127.0.0.1", 0)) as ours:
         assert strangers_at({ours.getsockname()[1]}) == {}
+
+
+def test_processes_that_set_one_seed_choose_unlike_ports() -> None:
+    chosen: list[list[int]] = []
+    for _ in range(2):
+        random.seed(0)
+        chosen.append(free_ports(8))
+    assert chosen[0] != chosen[1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
 from infra.processes.children import birth_of, same_process
+from infra.processes.file_locks import takes_lock, takes_lock_within
 
 GLANCE_SECONDS = 1.0
 """a lock that is only looked at is free again by then"""
@@ -47,9 +47,9 @@ def working_on(
     Its jobs go on.
     """
     with _lock_file(run) as file:
-        if not _takes_within(file, GIVE_WAY_SECONDS if flow_run else GLANCE_SECONDS):
+        if not takes_lock_within(file, GIVE_WAY_SECONDS if flow_run else GLANCE_SECONDS):
             _end_hanging(run, flow_run, given_up)
-            if not _takes_within(file, GLANCE_SECONDS):
+            if not takes_lock_within(file, GLANCE_SECONDS):
                 raise InputError(
                     f"run {run} is already running, in process {_pid(run)}; "
                     f"follow it with `tributary resume {run}`"
@@ -63,7 +63,7 @@ def one_at_a_time(what: str) -> Generator[None]:
     """A moment's work that no two processes of this home do side by side, by a name of its own.
     Raises InputError when another one is at it for too long."""
     with _lock_file(what) as file:
-        if not _takes_within(file, GIVE_WAY_SECONDS):
+        if not takes_lock_within(file, GIVE_WAY_SECONDS):
             raise InputError(
                 f"another process holds {_path(what)} for more than {GIVE_WAY_SECONDS:.0f} s; end"
                 " it, and try again"
@@ -74,7 +74,7 @@ def one_at_a_time(what: str) -> Generator[None]:
 def is_running(run: str) -> bool:
     """Whether a process of this machine works on the run now."""
     with _lock_file(run) as file:
-        return not _takes(file, fcntl.LOCK_SH)
+        return not takes_lock(file, fcntl.LOCK_SH)
 
 
 def interrupt(run: str) -> None:
@@ -122,20 +122,3 @@ def _lock_file(run: str) -> IO[str]:
 
 def _path(run: str) -> Path:
     return home() / "runs" / f"{run}.lock"
-
-
-def _takes_within(file: IO[str], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not _takes(file, fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _takes(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from pydantic import Field, ValidationError
 
@@ -31,6 +28,7 @@ from infra.config import Config
 from infra.errors import InfrastructureError, InputError
 from infra.home import JOINED_HOME_VARIABLE, SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
+from infra.processes.file_locks import takes_lock_within
 from infra.processes.network import bypass_env
 from infra.stack.database import shown_database
 from infra.stack.flow_jobs import job_template
@@ -221,25 +219,14 @@ def stack_lock(wait_s: float = 600.0) -> Generator[None]:
     Raises InfrastructureError where the first goes on for longer than any of them takes.
     """
     with (home() / "stack.lock").open("a+") as file:
-        deadline = time.monotonic() + wait_s
-        while not _is_locked(file):
-            if time.monotonic() > deadline:
-                file.seek(0)
-                raise InfrastructureError(
-                    f"another `tributary up`, `down` or `clean` has worked on {home()} for more"
-                    f" than {wait_s:.0f} s: process {file.read() or 'unknown'}. See what it waits"
-                    " for, or end it, and try again"
-                )
-            time.sleep(0.1)
+        if not takes_lock_within(file, wait_s):
+            file.seek(0)
+            raise InfrastructureError(
+                f"another `tributary up`, `down` or `clean` has worked on {home()} for more than"
+                f" {wait_s:.0f} s: process {file.read() or 'unknown'}. See what it waits for, or"
+                " end it, and try again"
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-def _is_locked(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

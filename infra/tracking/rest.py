@@ -25,8 +25,10 @@ from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, cut, mlflow_key
 
 _T = TypeVar("_T")
 _API = "/api/2.0/mlflow"
-_MAX_METRICS = _MAX_STEPS = 1000
+_MAX_METRICS = 1000
 """metrics that one log-batch request may carry"""
+_MAX_STEPS = 1000
+"""steps that one request for points asks about: each has one answer at most"""
 _MAX_PARAMS = 100
 _LONGEST_TAG, _LONGEST_EXPERIMENT_TAG, _LONGEST_DATASET_NAME, _LONGEST_SOURCE = (
     8000,

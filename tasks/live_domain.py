@@ -30,7 +30,7 @@ from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.built_in_rewards import QUICK
 from rewards.built_in_rewards import build as build_reward
 from rewards.group_rewards import GroupRubric, GroupTerm
-from rewards.judges.served import build_served
+from rewards.judges.served import RewardModel, build_served
 from rewards.rubric import Rubric, Term
 from rewards.verdicts import NoVerdict
 from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
@@ -178,7 +178,7 @@ def open_domain(
         name=domain.name,
         curriculum=curriculum,
         judge=Rubric(terms),
-        outcome_judge=Rubric([term for term in terms if term.outcome]),
+        outcome_judge=Rubric([t for t in terms if t.outcome or isinstance(t.reward, RewardModel)]),
         driver=driver,
         max_new_tokens=domain.max_new_tokens,
         group_judge=GroupRubric(groups) if groups else None,

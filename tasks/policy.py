@@ -30,7 +30,7 @@ class Bounds(Config):
 
 class Evaluation(Config):
     """Scores of the policy on held-out problems while it trains; nothing is trained on them. They
-    are outcomes: no other reward is asked."""
+    are outcomes: of other rewards only reward models are asked, to compare both."""
 
     every: PositiveInt = 10
     """steps from one evaluation to the next; there is one before the first step and one after the

@@ -112,6 +112,8 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
     renamed |= {"seconds": "trainer_seconds", "cpu_seconds": "train_cpu_seconds"}
     values |= {renamed.get(name, name): value for name, value in result.trained.items()}
+    if "reference_kl" in values:
+        values["kl_from_start"] = values["reference_kl"] * _answer_tokens(result.groups)
     return values | result.critic
 
 
@@ -127,6 +129,12 @@ def num_tokens(groups: Iterable[Group]) -> int:
     return sum(s.num_trained_tokens for group in groups for s in group.samples)
 
 
+def _answer_tokens(groups: Sequence[Group]) -> float:
+    """That the policy wrote in a rollout, mean over those that were judged."""
+    tokens = sum(s.num_trained_tokens for g in groups for s in judged(g.samples))
+    return tokens / max(len(judged(first_samples(groups))), 1)
+
+
 def _shares(name: str, by_age: Mapping[int, int]) -> dict[str, float]:
     """Of what is trained on, by how many versions old it is; nothing where all of it is new."""
     total = sum(by_age.values())
@@ -137,14 +145,13 @@ def _shares(name: str, by_age: Mapping[int, int]) -> dict[str, float]:
 def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
     rollouts = first_samples(groups)
     verdicts = judged(rollouts)
-    tokens = sum(s.num_trained_tokens for g in groups for s in judged(g.samples))
     scores: dict[str, float] = {}
     if verdicts:  # without a verdict there is no score, not one of 0
         scores["reward_mean"] = mean(s.reward for s in verdicts)
         scores["outcome_mean"] = mean(map(outcome, verdicts))
     return {
         **scores,
-        "response_tokens_mean": tokens / max(len(verdicts), 1),
+        "response_tokens_mean": _answer_tokens(groups),
         "truncated_share": share(rollouts, Status.TRUNCATED),
         "malformed_share": share(rollouts, Status.MALFORMED),
         "vetoed_share": mean(float(VETOED in s.rewards) for s in rollouts),

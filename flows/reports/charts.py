@@ -49,6 +49,7 @@ _TITLES = {
     "temperature": "sampling temperature",
     "teacher_kl": "KL from the teacher, nats a token",
     "kl_k3": "KL from the old policy (k3)",
+    "kl_from_start": "KL from the stage's start, nats an answer",
     "grad_norm": "gradient norm",
     "clip_fraction": "clipped tokens, share",
     "mismatch_mean": "trainer - engine logprob, mean |d|",
@@ -83,6 +84,7 @@ def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
     charts: list[Chart] = []
     if curve is not None and (curve.training or curve.held_out):
         charts.append(_outcomes(curve, _by_mode(view.series)))
+        charts += _overoptimisation(curve)
     for name, title in _TITLES.items():
         points = [p for p in view.series.get(name, ()) if math.isfinite(p[1])]
         if points:
@@ -115,6 +117,39 @@ def _outcomes(curve: Curve, by_mode: Mapping[str, Points]) -> Chart:
         ]
         lines.append({"name": f"held out: {domain}", "points": points})
     return {"title": _OUTCOME, "lines": lines, "top": 1.0, "large": True}
+
+
+def _overoptimisation(curve: Curve) -> list[Chart]:
+    """What reward models did to the true score: it, and what they give, by the distance from the
+    stage's start, whose root Gao et al. draw (arXiv 2210.10760); of RL, and of the best of n."""
+    true, given = list[Chart](), list[Chart]()
+    for domain, points in curve.held_out.items():
+        of_rl = [
+            (kl, p.outcome, p.stderr, p.proxy)
+            for p in points
+            if p.outcome is not None and (kl := curve.kl_after(p.step)) is not None
+        ]
+        chosen = [(b.kl, b.outcome, b.stderr, b.proxy) for p in points for b in p.best_of_n]
+        for name, found in ((f"RL: {domain}", of_rl), (f"best of n: {domain}", chosen)):
+            known = [
+                (round(math.sqrt(max(kl, 0.0)), 3), outcome, stderr, proxy)
+                for kl, outcome, stderr, proxy in found
+                if proxy is not None
+            ]
+            if known:
+                bars = [[x, round(y, 4), round(_Z95 * e, 4)] for x, y, e, _ in known]
+                true.append({"name": name, "points": bars})
+                shown = [[x, float(f"{proxy:.4g}")] for x, *_, proxy in known]
+                given.append({"name": name, "points": shown})
+    titles = {"outcome": (true, 1.0), "what the reward model gives": (given, None)}
+    return [
+        {
+            "title": f"{what}, by distance from the start", "lines": lines, "top": top,
+            "wide": True, "unit": "root of the KL in nats",
+        }
+        for what, (lines, top) in titles.items()
+        if lines
+    ]  # fmt: skip
 
 
 def _chart(title: str, points: Points, top: float | None) -> Chart:

@@ -64,6 +64,31 @@ def best_of(outcomes: Sequence[float], k: int) -> float:
     return sum(value * math.comb(rank, k - 1) for rank, value in enumerate(ranked)) / chosen
 
 
+def chosen_by(proxies: Sequence[float], outcomes: Sequence[float], n: int) -> float:
+    """Expected outcome of that one of n samples which a proxy likes best, estimated without bias
+    from N >= n samples of one problem: the mean over all draws of n without replacement (Nakano et
+    al., arXiv 2112.09332; Gao et al., arXiv 2210.10760). Among equal proxies chance decides.
+
+    Example: proxies 1, 2, 3, outcomes 0, 1, 0, n 2: 2 is the best of one draw of three -> 1/3.
+    Raises ValueError for n below 1 or above N.
+    """
+    count = len(outcomes)
+    if not 1 <= n <= count:
+        raise ValueError(f"best of {n} needs at least {n} samples, and there are {count}")
+    below, total = 0, 0.0
+    for proxy in sorted(set(proxies)):
+        equal = [o for p, o in zip(proxies, outcomes, strict=True) if p == proxy]
+        upto = below + len(equal)
+        total += (math.comb(upto, n) - math.comb(below, n)) * mean(equal)
+        below = upto
+    return total / math.comb(count, n)
+
+
+def best_of_n_kl(n: int) -> float:
+    """How far the best of n samples is from one sample, KL in nats: log n - (n - 1) / n."""
+    return math.log(n) - (n - 1) / n
+
+
 def powers_of_two(highest: int) -> list[int]:
     """2, 4, 8, ... up to and with `highest`."""
     return [2**power for power in range(1, highest.bit_length()) if 2**power <= highest]

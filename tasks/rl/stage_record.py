@@ -57,6 +57,7 @@ _CURVES = (
     "reward_mean",
     "entropy",
     "kl_k3",
+    "kl_from_start",
     "teacher_kl",
     "grad_norm",
     "clip_fraction",
@@ -203,7 +204,11 @@ class RlRecord:
     @property
     def curve(self) -> Curve:
         """Of the steps so far; in a long stage of some of them."""
-        return Curve(training=dict(self.series.points("outcome_mean")), held_out=self._held_out)
+        points = self.series.points
+        return Curve(
+            training=dict(points("outcome_mean")), held_out=self._held_out,
+            kl_from_start=dict(points("kl_from_start")),
+        )  # fmt: skip
 
     def in_phase(self, phase: int, why: str) -> None:
         """Report the phase of the next steps. Where one begins, `why` says it: its problems are

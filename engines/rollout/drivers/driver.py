@@ -62,13 +62,13 @@ class LiveDomain:
     group_judge: GroupJudge | None = None
     """who judges all rollouts of a problem together, after `judge`; None: nobody does"""
     outcome_judge: Judge | None = None
-    """who says the outcome and nothing else; None: `judge` does"""
+    """who says the outcome, and what reward models give; None: `judge` does"""
     only_outcome: bool = False
     """whether `judge` is the outcome's"""
 
     def of_outcome(self) -> LiveDomain:
-        """For scores: further rewards cost calls and devices, and one without a verdict would take
-        the outcome with it."""
+        """For scores: a judge or a program of yours costs calls and time, and where it gives no
+        verdict would take the outcome with it."""
         judge = self.outcome_judge or self.judge
         return replace(self, judge=judge, group_judge=None, only_outcome=True)
 

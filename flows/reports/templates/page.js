@@ -143,7 +143,7 @@
     const left = 46, right = 8, top = 8, bottom = 20;
     const points = chart.lines.flatMap((line) => line.points);
     const steps = points.map((p) => p[0]);
-    const first = Math.min(...steps), last = Math.max(first + 1, ...steps);
+    const first = Math.min(...steps), most = Math.max(...steps), last = most > first ? most : first + 1;
     // A point is [step, value, error], or [step, value, below, above].
     const below = (p) => p[1] - (p[2] || 0), above = (p) => p[1] + ((p.length > 3 ? p[3] : p[2]) || 0);
     let low = Math.min(...points.map(below)), high = Math.max(...points.map(above));
@@ -161,7 +161,7 @@
       drawn.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
     }
     const between = chart.doubles ? [...new Set(steps)].filter((s) => x(s) > x(first) + 24 && x(s) < x(last) - 24) : ticks(first, last, Math.min(6, Math.max(2, Math.floor(width / 90)))).map((s) => Math.round(s * 1e6) / 1e6)
-      .filter((s) => Number.isInteger(s) && x(s) > x(first) + 36 && x(s) < x(last) - 48);
+      .filter((s) => (chart.unit || Number.isInteger(s)) && x(s) > x(first) + 36 && x(s) < x(last) - 48);
     for (const step of [first, ...between, last]) drawn.append(svg("text", { x: x(step), y: height - 4, "text-anchor": step === last ? "end" : "middle" }, String(step)));
     chart.lines.forEach((line, nth) => {
       const colour = `var(--c${nth % 6 + 1})`;

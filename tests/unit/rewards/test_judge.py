@@ -21,6 +21,9 @@ from engines.types import Finish, Generation, Message, Problem, Status, ToolCall
 from engines.weight_versions import WeightVersions
 from rewards.judges.served import JudgeSettings, build_served, question
 from rewards.rubric import Rubric, Term
+from tasks.domain import Domain
+from tasks.live_domain import open_domain
+from tasks.served.served_roles import RoleClients
 from tests.parts.chat_parts import LLAMA_TOKENS, R1_IN_HEADER, chat_folder
 
 pytestmark = pytest.mark.unit
@@ -233,6 +236,23 @@ async def test_a_budget_that_ran_out_after_a_tools_answer_is_judged_up_to_the_la
     verdict = await reward(transcript(called, Message("tool", "4")))
     assert verdict.score == 0.5
     assert model.asked[0][1] == [called]
+
+
+async def test_scores_of_an_rl_stage_ask_reward_models_and_no_judge_beside_the_outcome() -> None:
+    asked = {"judge": Model("Yes"), "reward-model": Model(logprobs=[0.0])}
+    rewards: list[Any] = [
+        {"name": "math", "outcome": True},
+        {"name": "reward-model", "weight": 0.5, "served": {"model": "base"}},
+        {"name": "judge", "options": ASK, "served": {"model": "base"}},
+    ]
+    domain = {"name": "d", "curriculum": {"name": "reasoning"}, "rewards": rewards}
+    opened = open_domain(
+        Domain.model_validate(domain), cast("RoleClients", SimpleNamespace(of=asked.__getitem__))
+    )
+    judged = await opened.live.of_outcome().judge.judge(transcript())
+    assert judged.breakdown == {"outcome": 0.0, "reward-model": 0.5, "reward-model/raw": 0.0}
+    assert judged.weights == {"outcome": 1.0, "reward-model": 0.5}
+    assert not asked["judge"].asked
 
 
 async def test_a_judge_that_fails_gives_a_failed_sample_with_its_reason() -> None:

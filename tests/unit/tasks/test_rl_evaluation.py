@@ -7,18 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.rollout.evaluator import Evaluator, HeldOut
-from engines.rollout.metrics import StopRule
+from engines.rollout.consumer import StepResult
+from engines.rollout.evaluator import Evaluated, Evaluator, HeldOut
+from engines.rollout.metrics import StopRule, step_metrics
+from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery
+from engines.types import Group, Problem, Rollout, Status, Transcript
 from infra.errors import EngineError
 from tasks.policy import Evaluation
-from tasks.rl.curve import ScorePoint
+from tasks.rl.curve import Curve, ScorePoint, score_points
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.spec import RlSettings
 from tasks.rl.stage_record import RlRecord
 from tasks.stage import Pulse
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, Policy, domain, roller
+from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import ListReporter
 
 pytestmark = pytest.mark.unit
@@ -172,6 +176,62 @@ async def test_a_score_is_the_mean_over_problems_with_its_standard_error():
     )
     told = reporter.steps[4]
     assert (told["eval_outcome_d"], told["eval_problems_d"]) == (0.5, 3.0)
+
+
+def rollout_of(status: Status, rewards: dict[str, float]) -> Rollout:
+    weights = (
+        {"outcome": 0.0, "reward-model": 2.0, "else": 0.0} if "reward-model" in rewards else {}
+    )
+    sample = sample_of(
+        "p", "d", "g", "r", 0, [7, 8, 9], [0, 1, 1], [0, -0.1, -0.1], [-1, 0, 0], status,
+        rewards=rewards, reward_weights=weights if "reward-model" in rewards else {},
+    )  # fmt: skip
+    return Rollout((sample,), Transcript(Problem("p", "d", ()), (), status, 2))
+
+
+def judged_rollout(proxy: float, outcome: float) -> Rollout:
+    return rollout_of(Status.COMPLETED, {"reward-model": proxy, "outcome": outcome})
+
+
+def evaluated(step: int, *groups: list[Rollout]) -> Evaluated:
+    return Evaluated(step, step, len(groups), {"d": groups}, 1.0)
+
+
+def test_the_best_of_n_by_a_reward_model_by_hand():
+    broken = rollout_of(Status.MALFORMED, {"outcome": 0.0})  # as bad as the worst: 2 x .1
+    failed = rollout_of(Status.FAILED, {})
+    groups = (
+        [judged_rollout(0.9, 0.0), judged_rollout(0.5, 1.0), failed],
+        [judged_rollout(0.1, 0.4), judged_rollout(0.3, 0.8)],
+        [broken, judged_rollout(0.2, 1.0)],
+    )
+    point = score_points(evaluated(0, *groups))["d"]
+    assert point.outcome == pytest.approx((0.5 + 0.6 + 0.5) / 3)
+    assert point.proxy == pytest.approx((1.4 + 0.4 + 0.3) / 3)
+    one, two = point.best_of_n
+    assert (one.n, one.kl, one.outcome, one.proxy) == (
+        1, 0.0, pytest.approx(point.outcome), pytest.approx(point.proxy),
+    )  # fmt: skip
+    assert (two.n, two.kl) == (2, pytest.approx(0.193147, abs=1e-6))
+    assert two.outcome == pytest.approx((0.0 + 0.8 + 1.0) / 3)
+    assert two.proxy == pytest.approx((1.8 + 0.6 + 0.4) / 3)
+    # deviations -.6, .2, .4 of the mean .6: sqrt(.56 / 2 / 3)
+    assert two.stderr == pytest.approx(0.305505, abs=1e-6)
+    assert score_points(evaluated(2, *groups))["d"].best_of_n == []
+    alone = score_points(evaluated(0, [rollout_of(Status.COMPLETED, {"outcome": 1.0})] * 2))["d"]
+    assert (alone.outcome, alone.proxy, alone.best_of_n) == (1.0, None, [])
+
+
+def test_the_distance_from_the_start_is_that_of_answers_and_of_the_policy_that_was_scored():
+    samples = [judged_rollout(0.5, 1.0).samples[0], rollout_of(Status.FAILED, {}).samples[0]]
+    group = Group(Problem("p", "d", ()), samples)
+    sampled = Sampled([group], [group], waves=1, seconds=0.5)
+    metrics = step_metrics(StepResult(1, 1, sampled, [group], 1, {"reference_kl": 0.25}))
+    assert metrics["kl_from_start"] == 0.5, "2 tokens an answer; the failed one is not learned from"
+    assert metrics["response_tokens_mean"] == 2
+    curve = Curve(kl_from_start={1: 0.0, 2: 0.1, 4: 0.3})
+    assert [curve.kl_after(step) for step in (0, 1, 2, 3, 4)] == [0.0, 0.1, 0.3, 0.3, 0.3]
+    assert Curve().kl_after(3) is None
 
 
 async def test_when_its_time_is_over_what_is_finished_counts():

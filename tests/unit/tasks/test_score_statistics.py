@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluate.score_statistics import best_of, interval, powers_of_two, standard_error
+from tasks.evaluate.score_statistics import (
+    best_of,
+    best_of_n_kl,
+    chosen_by,
+    interval,
+    powers_of_two,
+    standard_error,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -40,6 +47,44 @@ def test_best_of_k_is_the_mean_over_all_draws_of_k(outcomes, data):
 def test_best_of_more_than_there_are_is_refused(k):
     with pytest.raises(ValueError, match=f"best of {k} needs"):
         best_of([1.0, 0.0, 1.0], k)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "outcomes", "n", "expected"),
+    [
+        ([1, 2, 3], [0.0, 1.0, 0.0], 1, 1 / 3),
+        ([1, 2, 3], [0.0, 1.0, 0.0], 2, 1 / 3),  # draws 12, 13, 23 -> 1, 0, 0
+        ([1, 2, 3], [0.0, 1.0, 0.0], 3, 0.0),  # the proxy likes a wrong one best
+        ([3, 1, 2, 0], [0.2, 1.0, 0.5, 0.8], 2, (3 * 0.2 + 2 * 0.5 + 1.0) / 6),
+        ([5, 5, 1], [1.0, 0.0, 1.0], 2, 0.5),  # .5 of the tie, then 1, then 0
+        ([5, 5, 5], [1.0, 0.0, 0.0], 2, 1 / 3),
+    ],
+)
+def test_what_a_proxy_chooses_by_hand(proxies, outcomes, n, expected):
+    assert chosen_by(proxies, outcomes, n) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1)), min_size=1, max_size=7), st.data())
+def test_what_a_proxy_chooses_is_the_mean_over_all_draws(answers, data):
+    n = data.draw(st.integers(1, len(answers)))
+    draws = []
+    for draw in itertools.combinations(answers, n):
+        best = max(proxy for proxy, _ in draw)
+        draws.append(fmean(outcome for proxy, outcome in draw if proxy == best))
+    proxies, outcomes = zip(*answers, strict=True)
+    assert chosen_by(proxies, outcomes, n) == pytest.approx(fmean(draws), abs=1e-12)
+
+
+def test_one_that_a_proxy_of_the_outcome_itself_chooses_is_the_best():
+    outcomes = [0.1, 0.9, 0.4, 0.6, 0.2]
+    assert chosen_by(outcomes, outcomes, 3) == pytest.approx(best_of(outcomes, 3))
+    with pytest.raises(ValueError, match="best of 6 needs"):
+        chosen_by(outcomes, outcomes, 6)
+
+
+def test_the_distance_of_the_best_of_n_by_hand():
+    # ln 4 - 3/4 = 1.386294 - .75
+    assert [best_of_n_kl(n) for n in (1, 2, 4)] == pytest.approx([0, 0.193147, 0.636294], abs=1e-6)
 
 
 def test_k_doubles_up_to_the_number_of_samples():

@@ -26,7 +26,7 @@ from infra.timeline import TRAINER, Event, Trace
 from tasks.admit.spec import AdmitSettings, AdmitSpec
 from tasks.domain import ScoredDomain
 from tasks.reward.spec import RewardSpec
-from tasks.rl.curve import Curve, ScorePoint
+from tasks.rl.curve import BestOfN, Curve, ScorePoint
 from tests.parts.report_parts import cell, report, row
 
 pytestmark = pytest.mark.unit
@@ -327,6 +327,32 @@ def test_curves_have_intervals_and_no_number_that_is_none() -> None:
     assert [line["name"] for line in drawn["lines"]] == [
         "training samples", "training samples: agent-nothink", "held out: agent",
     ]  # fmt: skip
+
+
+def test_the_true_score_is_drawn_by_the_root_of_the_distance_from_the_start() -> None:
+    def point(step: int, outcome: float, proxy: float, *best: BestOfN) -> ScorePoint:
+        return ScorePoint(
+            step=step, version=step, outcome=outcome, stderr=0.1, problems=8, wanted=8,
+            proxy=proxy, best_of_n=list(best),
+        )  # fmt: skip
+
+    two = BestOfN(n=2, kl=0.193147, outcome=0.75, stderr=0.1, proxy=0.3)
+    points = [point(0, 0.5, 0.2, two), point(2, 0.625, 0.4), point(4, 0.25, 0.9)]
+    curve = Curve(held_out={"d": points}, kl_from_start={1: 0.0, 2: 0.1, 3: 0.25, 4: 2.25})
+    charts = charts_of([view("agent-rl", {})], {"agent-rl": curve})["agent-rl"]
+    _, true, given = charts
+    assert true["title"] == "outcome, by distance from the start"
+    assert true["lines"] == [
+        {"name": "RL: d", "points": [[0.0, 0.5, 0.196], [0.5, 0.625, 0.196], [1.5, 0.25, 0.196]]},
+        {"name": "best of n: d", "points": [[0.439, 0.75, 0.196]]},
+    ]
+    assert [line["points"] for line in given["lines"]] == [
+        [[0.0, 0.2], [0.5, 0.4], [1.5, 0.9]], [[0.439, 0.3]],
+    ]  # fmt: skip
+    unmeasured = charts_of([view("agent-rl", {})], {"agent-rl": Curve(held_out={"d": points})})[
+        "agent-rl"
+    ]
+    assert [line["name"] for line in unmeasured[1]["lines"]] == ["best of n: d"]
 
 
 def test_data_cannot_end_its_element() -> None:

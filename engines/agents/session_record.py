@@ -43,8 +43,8 @@ class SessionRecord:
             "kind": str(kind),
             "sent": [[message.role, self._text(message)] for message in turn.context],
         }
-        for name, value in request.asked.items():
-            kept = self._asked.setdefault(name, [])
+        for name, asked in request.asked.items():
+            value, kept = _bounded(asked), self._asked.setdefault(name, [])
             if not self._is_ours(name, value) and value not in kept and len(kept) < _VALUES:
                 kept.append(value)
 
@@ -100,6 +100,12 @@ class SessionRecord:
     def _is_ours(self, name: str, value: Json) -> bool:
         """Whether it asks for what the stage does anyway."""
         return (name, value) in (("temperature", self._temperature), ("top_p", 1), ("n", 1))
+
+
+def _bounded(value: Json) -> Json:
+    """The value, or the beginning of its text: a client may send megabytes."""
+    text = json_bytes(value).decode()
+    return value if len(text) <= _TEXT else text[:_TEXT] + "..."
 
 
 def _call(name: str, arguments: Mapping[str, Json]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
 from engines.agents.wire.content_parts import (
+    Body,
     Part,
+    Said,
     WireModel,
     arguments_text,
     asked_of,
     event,
+    in_order,
     pieces,
     read,
     text_of,
@@ -24,7 +28,12 @@ from infra.json_text import json_bytes
 
 _ASKED = (
     "temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "tool_choice", "thinking",
+    "output_config", "output_format", "context_management",
 )  # fmt: skip
+_REFUSED = {"mcp_servers": "have the client ask them itself, and send their tools as `tools`"}
+_BILLING = re.compile(r"x-anthropic-billing-header:.*\n?")
+"""Claude Code writes it for Anthropic's servers before its system prompt, another one in each
+request: with it no conversation would continue the one before"""
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,6 +48,8 @@ class Block(Part):
     """A piece of content: text, a thought, a call, or what a tool answered."""
 
     thinking: str | None = None
+    id: str | None = None
+    tool_use_id: str | None = None
     name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
     content: str | list[Part] | None = None
@@ -56,7 +67,7 @@ class MessagesTool(WireModel):
     input_schema: dict[str, Any] | None = None
 
 
-class MessagesBody(WireModel):
+class MessagesBody(Body):
     """A request; of its sampling parameters none is followed."""
 
     model: str = MODEL
@@ -64,13 +75,6 @@ class MessagesBody(WireModel):
     system: str | list[Part] | None = None
     tools: list[MessagesTool] | None = None
     stream: bool | None = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    max_tokens: Any = None
-    stop_sequences: Any = None
-    tool_choice: Any = None
-    thinking: Any = None
 
 
 class Messages:
@@ -81,14 +85,14 @@ class Messages:
     body = MessagesBody
 
     def request(self, body: bytes) -> Request:
-        said = read(MessagesBody, body)
-        messages: list[Message] = []
-        if said.system is not None and (system := text_of(said.system, "system")):
-            messages.append(Message("system", system))
+        said = read(MessagesBody, body, _REFUSED)
+        messages: list[Said] = []
+        if system := _system(said.system):
+            messages.append((Message("system", system), ()))
         for at, message in enumerate(said.messages):
             messages += _messages(message, f"messages[{at}]")
         return Request(
-            messages=tuple(messages),
+            messages=in_order(messages),
             tools=tuple(_tool(tool) for tool in said.tools or ()),
             is_streamed=bool(said.stream),
             asked=asked_of(said, _ASKED),
@@ -144,28 +148,39 @@ def _error(refusal: Refusal) -> dict[str, Json]:
     return {"type": "error", "error": {"type": kind, "message": refusal.message}}
 
 
-def _messages(message: MessagesMessage, where: str) -> list[Message]:
+def _system(content: str | list[Part] | None) -> str:
+    parts = [Part(text=content)] if isinstance(content, str) else content or []
+    first = next((part for part in parts if part.text), None)
+    if first is not None and (billing := _BILLING.match(first.text or "")):
+        first.text = (first.text or "")[billing.end() :]
+    return text_of(parts, "system")
+
+
+def _messages(message: MessagesMessage, where: str) -> list[Said]:
     """A message of the user holds what tools answered, and what the user says after it."""
     blocks = message.content
     if isinstance(blocks, str):
-        return [Message(message.role, blocks)]
+        return [(Message(message.role, blocks), ())]
     if message.role == "assistant":
         return [_assistant(blocks, where)]
     results = [block for block in blocks if block.type == "tool_result"]
     rest = [block for block in blocks if block.type != "tool_result"]
-    found = [Message("tool", text_of(block.content, where)) for block in results]
+    found: list[Said] = [
+        (Message("tool", text_of(block.content, where)), [block.tool_use_id]) for block in results
+    ]
     if rest or not results:
-        found.append(Message(message.role, text_of(rest, where)))
+        found.append((Message(message.role, text_of(rest, where)), ()))
     return found
 
 
-def _assistant(blocks: list[Block], where: str) -> Message:
+def _assistant(blocks: list[Block], where: str) -> Said:
     texts = [b for b in blocks if b.type not in ("tool_use", "thinking", "redacted_thinking")]
     thoughts = [block.thinking or "" for block in blocks if block.type == "thinking"]
-    calls = [ToolCall(block.name, block.input) for block in blocks if block.type == "tool_use"]
-    return Message(
-        "assistant", text_of(texts, where), "".join(thoughts) if thoughts else None, tuple(calls)
-    )
+    used = [block for block in blocks if block.type == "tool_use"]
+    calls = tuple(ToolCall(block.name, block.input) for block in used)
+    thought = "".join(thoughts) if thoughts else None
+    said = Message("assistant", text_of(texts, where), thought, calls)
+    return said, [block.id for block in used]
 
 
 def _tool(tool: MessagesTool) -> Tool:

@@ -9,12 +9,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from engines.agents.wire.content_parts import (
+    Body,
     Part,
+    Said,
     WireModel,
     arguments_text,
     asked_of,
     call_of,
     event,
+    in_order,
     pieces,
     read,
     text_of,
@@ -25,10 +28,17 @@ from engines.types import Json, Message, Tool
 from infra.json_text import json_bytes
 
 _ASKED = (
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed",
-    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "response_format",
-    "tool_choice", "parallel_tool_calls", "reasoning_effort",
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens",
+    "stop", "stop_token_ids", "ignore_eos", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "response_format",
+    "tool_choice", "parallel_tool_calls", "reasoning_effort", "thinking", "enable_thinking",
+    "chat_template_kwargs", "verbosity",
 )  # fmt: skip
+_REFUSED = {
+    "functions": "send them as `tools`",
+    "audio": "the policy writes text only; leave it out",
+    "web_search_options": "leave it out; tools that the client runs itself are supported",
+}
 
 
 class Function(WireModel):
@@ -48,6 +58,7 @@ class CalledFunction(WireModel):
 
 
 class Call(WireModel):
+    id: str | None = None
     function: CalledFunction
 
 
@@ -56,13 +67,15 @@ class ChatMessage(WireModel):
     content: str | list[Part] | None = None
     reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    function_call: Any = None
 
 
 class StreamOptions(WireModel):
     include_usage: bool = False
 
 
-class ChatBody(WireModel):
+class ChatBody(Body):
     """A request; of its sampling parameters none is followed."""
 
     model: str = MODEL
@@ -71,22 +84,6 @@ class ChatBody(WireModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    stop: Any = None
-    seed: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    response_format: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
 
 
 class ChatCompletions:
@@ -97,12 +94,11 @@ class ChatCompletions:
     body = ChatBody
 
     def request(self, body: bytes) -> Request:
-        said = read(ChatBody, body)
+        said = read(ChatBody, body, _REFUSED)
         if said.n not in (None, 1):
             raise Refusal(400, f"n: {said.n} answers at once are not given; ask {said.n} times")
-        messages = [_message(m, f"messages[{at}]") for at, m in enumerate(said.messages)]
         return Request(
-            messages=tuple(messages),
+            messages=in_order(_said_in(m, f"messages[{at}]") for at, m in enumerate(said.messages)),
             tools=tuple(_tool(tool) for tool in said.tools or ()),
             is_streamed=bool(said.stream),
             asked=asked_of(said, _ASKED),
@@ -165,11 +161,15 @@ def openai_error(refusal: Refusal) -> dict[str, Json]:
     return {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
 
 
-def _message(message: ChatMessage, where: str) -> Message:
+def _said_in(message: ChatMessage, where: str) -> Said:
+    if message.function_call:
+        raise Refusal(400, f"{where}: function_call is not supported; send it as `tool_calls`")
     role = "system" if message.role == "developer" else message.role
-    called = [call.function for call in message.tool_calls or ()]
-    calls = tuple(call_of(function.name, function.arguments, where) for function in called)
-    return Message(role, text_of(message.content, where), message.reasoning_content, calls)
+    called = message.tool_calls or ()
+    calls = tuple(call_of(c.function.name, c.function.arguments, where) for c in called)
+    text = text_of(message.content, where)
+    ids = [message.tool_call_id] if role == "tool" else [call.id for call in called]
+    return Message(role, text, message.reasoning_content, calls), ids
 
 
 def _tool(tool: ChatTool) -> Tool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar, cast
+from itertools import groupby
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engines.agents.wire.wire_format import MOST_PARTS, Refusal
-from engines.types import Json, Tool, ToolCall
+from engines.types import Json, Message, Tool, ToolCall
 from infra.json_text import json_bytes
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
@@ -25,6 +26,12 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+class Body(WireModel):
+    """A whole request. Of what is not read, some is recorded: see `asked_of`."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Part(WireModel):
     """A piece of a message's content."""
 
@@ -35,16 +42,21 @@ class Part(WireModel):
 Model = TypeVar("Model", bound=WireModel)
 
 
-def read(model: type[Model], body: bytes) -> Model:
-    """Raises Refusal that names the first field which is wrong."""
+def read(model: type[Model], body: bytes, refused: Mapping[str, str]) -> Model:
+    """Raises Refusal that names the first field which is wrong. `refused`: fields without which a
+    request would mean something else, and what to do instead."""
     if body.count(b"{") + body.count(b"[") > _MOST_BRACKETS:
         said = f"the body has more than {_MOST_BRACKETS} opening brackets"
         raise Refusal(413, said, "request_too_large")
     try:
         loaded = orjson.loads(body)
+        orjson.dumps(loaded)
         if _parts(loaded) > MOST_PARTS:
             said = f"a conversation may have {MOST_PARTS} messages, parts of them and tools"
             raise Refusal(413, said, "request_too_large")
+        for name in refused.keys() & set(_names(loaded)):
+            if loaded[name]:
+                raise Refusal(400, f"{name}: is not supported; {refused[name]}")
         return model.model_validate(loaded)
     except orjson.JSONDecodeError as error:
         raise Refusal(400, f"the body is not valid JSON: {error}") from None
@@ -52,7 +64,7 @@ def read(model: type[Model], body: bytes) -> Model:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"]) or "the body"
         raise Refusal(400, f"{where}: {first['msg']}") from None
-    except RecursionError:
+    except (RecursionError, TypeError):  # orjson writes fewer levels than it reads
         raise Refusal(400, "the body is nested too deep") from None
 
 
@@ -69,6 +81,10 @@ def _parts(body: object) -> int:
 
 def _values(item: object) -> Iterable[object]:
     return cast("dict[str, object]", item).values() if isinstance(item, dict) else ()
+
+
+def _names(item: object) -> Iterable[str]:
+    return cast("dict[str, object]", item) if isinstance(item, dict) else ()
 
 
 def _is_list(value: object) -> TypeGuard[list[object]]:
@@ -88,6 +104,25 @@ def text_of(content: str | Sequence[Part] | None, where: str) -> str:
                 "unsupported_content",
             )
     return "".join(part.text or "" for part in content)
+
+
+Said: TypeAlias = tuple[Message, Sequence[str | None]]
+"""a message with the ids of its calls, or of the call that it answers"""
+
+
+def in_order(said: Iterable[Said]) -> tuple[Message, ...]:
+    """The messages, with tools' answers that stand side by side in the order of the calls: a client
+    may send them in any, and templates write no ids by which a policy could tell."""
+    places: dict[str | None, int] = {}
+    found: list[Message] = []
+    for is_answer, group in groupby(said, lambda each: each[0].role == "tool"):
+        run = list(group)
+        if is_answer:
+            run.sort(key=lambda each: places.get(each[1][0], len(places)))
+        else:
+            places = {name: at for at, name in enumerate(n for _, names in run for n in names)}
+        found += [message for message, _ in run]
+    return tuple(found)
 
 
 def tool_of(name: str, description: str | None, schema: Mapping[str, Any] | None) -> Tool:
@@ -112,9 +147,9 @@ def arguments_text(call: ToolCall) -> str:
     return json_bytes(call.arguments).decode()
 
 
-def asked_of(model: BaseModel, names: Sequence[str]) -> dict[str, Json]:
+def asked_of(body: Body, names: Sequence[str]) -> dict[str, Json]:
     """Those of the fields that a request sets."""
-    found = {name: getattr(model, name) for name in names}
+    found = {name: getattr(body, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -9,12 +9,15 @@ from typing import Any
 
 from engines.agents.wire.chat_completions import openai_error
 from engines.agents.wire.content_parts import (
+    Body,
     Part,
+    Said,
     WireModel,
     arguments_text,
     asked_of,
     call_of,
     event,
+    in_order,
     pieces,
     read,
     text_of,
@@ -26,8 +29,13 @@ from infra.json_text import json_bytes
 
 _ASKED = (
     "temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning",
-    "text",
+    "text", "top_logprobs", "max_tool_calls", "truncation",
 )  # fmt: skip
+_REFUSED = {
+    "conversation": "send its items as `input`, or `previous_response_id`",
+    "prompt": "send what it says as `instructions` and `input`",
+    "background": "leave it out, and wait for the answer",
+}
 
 
 class Item(WireModel):
@@ -38,6 +46,7 @@ class Item(WireModel):
     content: str | list[Part] | None = None
     name: str = ""
     namespace: str | None = None
+    call_id: str | None = None
     arguments: str = "{}"
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
@@ -53,7 +62,7 @@ class ResponsesTool(WireModel):
     tools: list[ResponsesTool] | None = None
 
 
-class ResponsesBody(WireModel):
+class ResponsesBody(Body):
     """A request; of its sampling parameters none is followed."""
 
     model: str = MODEL
@@ -62,13 +71,6 @@ class ResponsesBody(WireModel):
     previous_response_id: str | None = None
     tools: list[ResponsesTool] | None = None
     stream: bool | None = None
-    temperature: Any = None
-    top_p: Any = None
-    max_output_tokens: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    reasoning: Any = None
-    text: Any = None
 
 
 class Responses:
@@ -79,13 +81,13 @@ class Responses:
     body = ResponsesBody
 
     def request(self, body: bytes) -> Request:
-        said = read(ResponsesBody, body)
+        said = read(ResponsesBody, body, _REFUSED)
         items = (
             [Item(role="user", content=said.input)] if isinstance(said.input, str) else said.input
         )
         first = [Message("system", said.instructions)] if said.instructions else []
         return Request(
-            messages=(*first, *_messages(items)),
+            messages=(*first, *in_order(_messages(items))),
             tools=tuple(_functions(said.tools or ())),
             is_streamed=bool(said.stream),
             asked=asked_of(said, _ASKED),
@@ -158,9 +160,9 @@ _EMPTY: dict[str, dict[str, Any]] = {
 }
 
 
-def _messages(items: Sequence[Item]) -> list[Message]:
+def _messages(items: Sequence[Item]) -> list[Said]:
     """A turn of the assistant is several items: its thought, its text, its calls."""
-    messages: list[Message] = []
+    messages: list[Said] = []
     turn = _OpenTurn()
     for at, item in enumerate(items):
         where = f"input[{at}]"
@@ -172,15 +174,17 @@ def _messages(items: Sequence[Item]) -> list[Message]:
                 messages += turn.end() if turn.has_spoken else []
                 turn.text = text_of(item.content, where)
             case "function_call":
+                turn.ids.append(item.call_id)
                 turn.calls.append(
                     call_of(_joined(item.namespace, item.name), item.arguments, where)
                 )
             case "function_call_output":
-                messages += [*turn.end(), Message("tool", text_of(item.output, where))]
+                answer = Message("tool", text_of(item.output, where))
+                messages += [*turn.end(), (answer, [item.call_id])]
             case "message" if item.role in ("system", "developer"):
-                messages += [*turn.end(), Message("system", text_of(item.content, where))]
+                messages += [*turn.end(), (Message("system", text_of(item.content, where)), ())]
             case "message" if item.role == "user":
-                messages += [*turn.end(), Message("user", text_of(item.content, where))]
+                messages += [*turn.end(), (Message("user", text_of(item.content, where)), ())]
             case _:
                 raise Refusal(400, f"{where}: an item of type {item.type!r} is not supported")
     return [*messages, *turn.end()]
@@ -193,19 +197,21 @@ class _OpenTurn:
         self.thought: str | None = None
         self.text: str | None = None
         self.calls: list[ToolCall] = []
+        self.ids: list[str | None] = []
 
     @property
     def has_spoken(self) -> bool:
         return self.text is not None or bool(self.calls)
 
-    def end(self) -> list[Message]:
+    def end(self) -> list[Said]:
         """The turn, if there is one; the next one may begin."""
         if not self.has_spoken:
             self.thought = None
             return []
         said = Message("assistant", self.text or "", self.thought, tuple(self.calls))
+        ids, self.ids = self.ids, []
         self.thought, self.text, self.calls = None, None, []
-        return [said]
+        return [(said, ids)]
 
 
 def _functions(tools: Sequence[ResponsesTool], namespace: str = "") -> Iterator[Tool]:

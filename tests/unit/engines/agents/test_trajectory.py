@@ -268,11 +268,13 @@ async def test_what_a_request_asks_for_is_recorded_and_not_followed() -> None:
     asked = {"temperature": 0.2, "top_p": 1, "max_tokens": 5}
     async with session.turn(Request((USER,), asked=asked)):
         pass
-    async with session.turn(Request((USER,), asked={"temperature": 0.7})):
+    async with session.turn(Request((USER,), asked={"temperature": 0.7, "stop": ["x" * 9999]})):
         pass
     rollout = session.finish(DONE, {"a.txt": "x"})
     assert rollout.transcript.files == rollout.samples[0].files == {"a.txt": "x"}
-    assert record(rollout)["asked"] == {"temperature": [0.2], "max_tokens": [5]}
+    noted = record(rollout)["asked"]
+    assert noted.pop("stop") == ['["' + "x" * 1998 + "..."]
+    assert noted == {"temperature": [0.2], "max_tokens": [5]}
 
 
 async def test_a_remembered_conversation_goes_on_under_the_instructions_of_the_request() -> None:

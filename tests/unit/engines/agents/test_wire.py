@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -92,6 +93,8 @@ RESPONSES = {
     "tools": [{"type": "function", "name": "read", "parameters": SCHEMA}],
 }  # fmt: skip
 FORMATS = [(ChatCompletions(), CHAT), (Messages(), MESSAGES), (Responses(), RESPONSES)]
+NESTED = json.loads("[" * 300 + "]" * 300)
+"""deeper than a record of it could be written"""
 ANSWER = Answer(3, AssistantTurn("", "I look.", "why", (CALL, CALL)), False, 10, 5)
 
 
@@ -140,12 +143,75 @@ def test_malformed_bodies_are_refused(wire: WireFormat, body: bytes) -> None:
         (Messages(), {"tools": [{"type": "web_search", "name": "w"}]}, "Anthropic's servers"),
         (Responses(), {"tools": [{"type": "web_search"}]}, "OpenAI's servers"),
         (Responses(), {"input": [{"type": "item_reference"}]}, "item_reference"),
+        (ChatCompletions(), {"functions": [{"name": "f"}]}, "functions: .* send them as `tools`"),
+        (ChatCompletions(), {"web_search_options": {"a": 1}}, "web_search_options: is not"),
+        (ChatCompletions(), {"messages": [{"role": "assistant", "content": "",
+            "function_call": {"name": "f", "arguments": "{}"}}]}, r"messages\[0\]: function_call"),
+        (Messages(), {"mcp_servers": [{"url": "http://x"}]}, "mcp_servers: is not supported"),
+        (Responses(), {"conversation": "conv_1"}, "conversation: is not supported"),
+        (Responses(), {"background": True}, "background: is not supported"),
+        (ChatCompletions(), {"stop": NESTED}, "nested too deep"),
+        (Messages(), {"thinking": NESTED}, "nested too deep"),
+        (Responses(), {"text": NESTED}, "nested too deep"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_supported_is_named(wire: Any, change: dict[str, Any], said: str) -> None:
     body = dict(next(body for known, body in FORMATS if type(known) is type(wire))) | change
     with pytest.raises(Refusal, match=said):
-        wire.request(orjson.dumps(body))
+        wire.request(json.dumps(body).encode())
+
+
+def test_what_is_asked_of_sampling_is_recorded_and_what_changes_nothing_is_not() -> None:
+    more = {"chat_template_kwargs": {"enable_thinking": False}, "functions": [], "user": "me"}
+    request = ChatCompletions().request(orjson.dumps(CHAT | more))
+    assert request.asked == {"temperature": 0.3, "chat_template_kwargs": {"enable_thinking": False}}
+
+
+CALLS = [("a", "read"), ("b", "list")]
+TWO_CALLS: list[tuple[WireFormat, dict[str, Any]]] = [
+    (ChatCompletions(), {"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [
+            {"id": id, "function": {"name": name, "arguments": "{}"}} for id, name in CALLS]},
+        {"role": "tool", "tool_call_id": "b", "content": "of b"},
+        {"role": "tool", "tool_call_id": "a", "content": "of a"}]}),
+    (Messages(), {"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": id, "name": name, "input": {}} for id, name in CALLS]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "b", "content": "of b"},
+            {"type": "tool_result", "tool_use_id": "a", "content": "of a"}]}]}),
+    (Responses(), {"input": [
+        {"role": "user", "content": "x"},
+        *({"type": "function_call", "call_id": id, "name": name} for id, name in CALLS),
+        {"type": "function_call_output", "call_id": "b", "output": "of b"},
+        {"type": "function_call_output", "call_id": "a", "output": "of a"}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "body"), TWO_CALLS)
+def test_answers_of_tools_come_in_the_order_of_the_calls(
+    wire: WireFormat, body: dict[str, Any]
+) -> None:
+    """Templates write no ids, so the policy would take one for the other."""
+    said = wire.request(orjson.dumps(body)).messages
+    assert [call.name for call in said[1].tool_calls] == ["read", "list"]
+    assert [message.content for message in said[2:]] == ["of a", "of b"]
+
+
+@pytest.mark.parametrize("form", ["blocks", "text"])
+def test_a_line_for_the_provider_does_not_make_each_request_a_new_conversation(form: str) -> None:
+    """Claude Code begins its system prompt with a line that is another one in each request."""
+
+    def asked(number: str) -> tuple[Message, ...]:
+        line = f"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={number};"
+        blocks = [{"type": "text", "text": text} for text in (line, "You are brief.", " Be kind.")]
+        system = blocks if form == "blocks" else f"{line}\nYou are brief. Be kind."
+        return Messages().request(orjson.dumps(MESSAGES | {"system": system})).messages
+
+    assert asked("36ee5") == asked("0aaa9")
+    assert asked("36ee5")[0] == Message("system", "You are brief. Be kind.")
 
 
 @pytest.mark.parametrize("wire", [wire for wire, _ in FORMATS])

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
 from engines.types import Transcript, Verdict
-from infra.json_text import number_of
+from infra.json_text import number_of, writable
 
 _SHOWN = 80
 """characters of a value that are quoted"""
@@ -63,7 +63,7 @@ def verdict_of(returned: object) -> Verdict:
     return Verdict(
         _read("score", given.score),
         {
-            str(name): _read(f"parts[{name!r}]", value)
+            writable(str(name)): _read(f"parts[{name!r}]", value)
             for name, value in cast("Mapping[object, object]", parts).items()
         },
         str(given.reason or ""),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import isinf
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from engines.types import Json, Tool, ToolCall
@@ -119,12 +120,13 @@ _FORMS: dict[CallForm, Callable[[str, Mapping[str, Tool]], ToolCall]] = {
 
 
 def _read(text: str, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
-    """Raises ValueError for what is not JSON, is nested too deeply, or has numbers of thousands of
-    digits or half of a surrogate pair, and CallError."""
+    """Raises ValueError for what is not JSON, is nested too deeply, or has numbers beyond those of
+    a float or half of a surrogate pair, and CallError."""
     try:
         value = json.loads(
-            text, object_pairs_hook=pairs, parse_constant=_no_constant, parse_int=_whole
-        )
+            text, object_pairs_hook=pairs, parse_constant=_no_constant, parse_int=_whole,
+            parse_float=_finite,
+        )  # fmt: skip
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -184,6 +186,12 @@ def _whole(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if isinf(value := float(digits)):
+        raise ValueError(f"{digits} is beyond the numbers of a float")
+    return value
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import orjson
+
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.metrics import FILLS_CONTEXT
 from engines.rollout.protocols import ChatFormat, Generate
@@ -29,6 +31,8 @@ from engines.types import (
     Status,
     Transcript,
 )
+from infra.errors import InputError
+from infra.json_text import writable
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
@@ -239,8 +243,14 @@ class SessionHost:
         `files`.
 
         `sessions`: those to train on, if not all. `notes`: what is kept with each of them, where
-        the policy wrote in all. Raises EngineError if their tokens were changed.
+        the policy wrote in all. Raises EngineError if their tokens were changed, and InputError for
+        notes and files that are no JSON.
         """
+        try:
+            orjson.dumps([*notes, dict(files)])
+        except TypeError as error:
+            raise InputError(f"a rollout's notes and files must be JSON: {error}") from error
+        end = End(end.status, writable(end.reason))
         chosen = self._sessions if sessions is None else sessions
         written = [s for s in chosen if s.num_generated] or list(chosen[:1])
         if not written:

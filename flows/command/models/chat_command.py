@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -38,6 +38,7 @@ _LONGEST = 512
 _TURN_S = 600.0
 """longest silence within an answer"""
 NEW, QUIT = "/new", "/quit"
+_END = {"length": "the answer was cut off at its limit of tokens; --max-tokens allows more"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ class Conversation:
         self.messages = [{"role": "system", "content": said}] if said else []
 
     def say(self, text: str) -> Iterator[tuple[str, str]]:
-        """Pieces of the answer as they come, each as (`reasoning` or `content`, text).
+        """Pieces of the answer as they come, each as (`reasoning` or `content`, text); `end` is why
+        it ends before the model was done, e.g. `length`.
 
         What was asked and answered is remembered, also of an answer that was stopped. Raises
         EngineError, and InputError for what does not fit into the context.
@@ -143,10 +145,19 @@ class Conversation:
                 if response.status_code != 200:
                     text = response.read().decode(errors="replace")
                     raise EngineError(f"the model refused ({response.status_code}): {text[:300]}")
-                for line in response.iter_lines():
+                for line in lines_of(response.iter_bytes()):
                     yield from _pieces(line)
         except httpx.HTTPError as error:
             raise EngineError(f"the answer broke off: {error!r}; see the server's log") from error
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Of a stream. httpx would end a line at U+2028 and its like too, which JSON may hold."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    yield rest.decode(errors="replace")
 
 
 def _pieces(line: str) -> Iterator[tuple[str, str]]:
@@ -163,6 +174,8 @@ def _pieces(line: str) -> Iterator[tuple[str, str]]:
             yield "reasoning", delta["reasoning_content"]
         if delta.get("content"):
             yield "content", delta["content"]
+        if (why := choice.get("finish_reason")) not in (None, "stop"):
+            yield "end", why
 
 
 def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> int:
@@ -190,7 +203,7 @@ def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> in
             if line == NEW:
                 talk.restart()
             elif line:
-                _answer(talk, line, console, is_terminal)
+                _answer(talk, line, console, told, is_terminal)
     return 0
 
 
@@ -207,14 +220,19 @@ def _lines(console: Console, is_terminal: bool) -> Iterator[str]:
             return
 
 
-def _answer(talk: Conversation, line: str, console: Console, is_terminal: bool) -> None:
+def _answer(
+    talk: Conversation, line: str, console: Console, told: Console, is_terminal: bool
+) -> None:
     """Print an answer as it comes; through a pipe without what the model thought."""
+    end = ""
     if len(line.encode()) > 1_000_000:
         raise InputError("a message of more than 1 MB cannot be answered; split it")
     try:
         for kind, piece in talk.say(line):
             if kind == "content":
                 console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+            elif kind == "end":
+                end = _END.get(piece, f"the answer is not whole: {piece}")
             elif is_terminal:
                 console.print(piece, end="", style="dim", markup=False, soft_wrap=True)
             console.file.flush()
@@ -226,3 +244,5 @@ def _answer(talk: Conversation, line: str, console: Console, is_terminal: bool) 
             raise
         console.print(str(error), markup=False, soft_wrap=True)
     console.print()
+    if end:
+        told.print(end, markup=False, soft_wrap=True)

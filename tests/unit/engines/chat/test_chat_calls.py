@@ -118,8 +118,15 @@ def test_any_text_is_calls_or_one_error(parts: list[str]):
 
 @pytest.mark.parametrize(
     "value",
-    ['"\\ud83d"', '{"\\ud83d": 1}', '["a", ["\\udc00"]]', "1" * 5000, "[" * 100_000],
-    ids=["half a pair", "as a key", "deep inside", "digits", "nested"],
+    [
+        '"\\ud83d"',
+        '{"\\ud83d": 1}',
+        '["a", ["\\udc00"]]',
+        "1" * 5000,
+        '{"a": 1e999}',
+        "[" * 100_000,
+    ],
+    ids=["half a pair", "as a key", "deep inside", "digits", "no float", "nested"],
 )
 def test_what_no_text_or_number_can_be_is_a_fault(value: str):
     with pytest.raises(CallError, match="is not JSON"):

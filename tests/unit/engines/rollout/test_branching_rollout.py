@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +31,13 @@ from engines.rollout.records.dataset import (
     write_dataset,
 )
 from engines.rollout.records.journals import RolloutJournal
+from engines.rollout.records.packing import pack_samples, unpack_samples
 from engines.rollout.records.sifting import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.types import Group, Message, Problem, Rollout, Sample, Status
+from engines.types import Group, Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import EngineError
 from tasks.distill.body import _keep, _row
-from tests.parts.rollout_parts import Judge, Policy, domain, ids, roller
+from tests.parts.rollout_parts import Judge, Policy, Verdict, domain, ids, roller
 
 pytestmark = pytest.mark.unit
 
@@ -246,8 +248,9 @@ async def test_rows_are_written_in_the_order_of_the_experts_whichever_is_filtere
     assert read_formats(tmp_path) == {"a": "1"}
 
 
-async def roll(driver: object) -> Rollout:
+async def roll(driver: object, judge: object = None) -> Rollout:
     live = domain("d", lambda _: 1.0, driver=driver)
+    live = replace(live, judge=judge or live.judge)
     problem = live.curriculum.problems("rl", 1, 0)[0]
     (made,) = await roller(policy()).roll_group(
         live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
@@ -265,6 +268,40 @@ async def test_a_driver_that_raises_fails_its_rollout_and_keeps_what_was_written
     assert made.status is Status.FAILED
     assert made.transcript.reason == "driver: KeyError: 'answer'"
     assert [s.num_trained_tokens for s in made.samples] == [2, 4]
+
+
+@pytest.mark.parametrize("note", [{"n": 2**64}, {"n": "\ud83d"}, {"n": object()}], ids=str)
+async def test_a_driver_s_note_that_cannot_be_written_down_fails_its_rollout_alone(
+    note: dict[str, Any],
+) -> None:
+    class Notes(Plan):
+        async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+            session = sessions.open(sessions.prompt_ids)
+            await sessions.turn(session)
+            return sessions.finish(End(Status.COMPLETED), [], notes=[note])
+
+    made = await roll(Notes())
+    assert made.status is Status.FAILED
+    assert "notes and files must be JSON" in made.transcript.reason
+    assert unpack_samples(pack_samples(made.samples))[0] == list(made.samples)
+
+
+async def test_half_an_emoji_in_a_reason_ends_no_stage() -> None:
+    class Raises(Plan):
+        async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+            raise ValueError("row \ud83d")
+
+    class Unsure:
+        async def judge(self, transcript: Transcript) -> Verdict:
+            return Verdict(0.0, {}, "said \ud83d", failed=True)
+
+    for made, reason in (
+        (await roll(Raises()), "driver: ValueError: row ?"),
+        (await roll(Plan(), Unsure()), "said ?"),
+    ):
+        assert made.status is Status.FAILED
+        assert made.samples[0].reason == reason
+        assert unpack_samples(pack_samples(made.samples))[0] == list(made.samples)
 
 
 async def test_a_driver_that_returns_something_else_fails_its_rollout() -> None:

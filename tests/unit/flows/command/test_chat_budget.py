@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.sglang.topology.spec import ServedFleet
 from engines.types import Message, Problem
-from flows.command.models.chat_command import ChatModel, ChatOptions
+from flows.command.models.chat_command import ChatModel, ChatOptions, Conversation, lines_of
 from infra.errors import InputError
 from tests.parts.chat_parts import (
     DEEPSEEK_V31,
@@ -19,10 +21,28 @@ from tests.parts.chat_parts import (
     R1_IN_HEADER,
     chat_folder,
 )
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
 HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def event(**choice: Any) -> bytes:
+    said = json.dumps({"choices": [choice]}, ensure_ascii=False)
+    return f"data: {said}\n\n".encode()
+
+
+def test_an_answer_may_hold_any_character_and_says_that_it_was_cut_off(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c \U0001f600"
+    stream = event(delta={"content": text}) + event(delta={}, finish_reason="length")
+    model = model_of(tmp_path)
+    with json_server(lambda *_: (200, stream + b"data: [DONE]\n\n")) as port:
+        talk = Conversation(f"http://127.0.0.1:{port}", model, options())
+        assert list(talk.say("Hello")) == [("content", text), ("end", "length")]
+    assert talk.messages[-1] == {"role": "assistant", "content": text}
+    pieces = [stream[at : at + 3] for at in range(0, len(stream), 3)]
+    assert list(lines_of(pieces)) == stream.decode().split("\n")
 
 
 def model_of(folder: Path, template: str = LLAMA, context: int = 512) -> ChatModel:

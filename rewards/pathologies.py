@@ -17,7 +17,7 @@ import regex
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
 from rewards.built_in_rewards import PATHOLOGIES, Pathology
-from rewards.text import TAGS, assistant_turns, has_text, is_cut_in_thought, sentences_of
+from rewards.text import TAGS, UNIT, assistant_turns, has_text, is_cut_in_thought, sentences_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _outside(words: Sequence[tuple[str, str]], meant: set[str]) -> int:
     return stray
 
 
-_UNIT = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}]|\w+")
+_UNITS = regex.compile(UNIT, regex.V1)
 _ROUNDS, _LONGEST_ROUND, _FEWEST = 5, 200, 48
 """a loop has so many rounds at least, of so many words at most, and so many words in all"""
 _LETTERS_AGAIN = regex.compile(r"(\p{L}{1,8}?)\1{15,}")
@@ -164,7 +164,7 @@ def _looped_words(transcript: Transcript) -> float:
 def _loop(text: str) -> int:
     import numpy as np
 
-    units: list[str] = _UNIT.findall(text)
+    units: list[str] = _UNITS.findall(text)
     numbers = dict[str, int]()
     ids = np.array([numbers.setdefault(unit, len(numbers)) for unit in units], dtype=np.int32)
     has_letter = np.array([any(c.isalpha() for c in unit) for unit in units], dtype=np.bool_)

@@ -152,13 +152,17 @@ class Length:
         return Verdict(-min(1.0, excess / self._margin), {"excess": float(excess)})
 
 
-_UNIT = re.compile(r"\w+|[^\w\s]")
+_SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+UNIT = rf"{_SPACELESS}|[\w--{_SPACELESS}]+"
+"""a word, or a letter of a script that writes no spaces; for `regex.V1`"""
+_UNITS = regex.compile(rf"{UNIT}|[^\w\s]", regex.V1)
 
 
 class Repetition:
     """From -1 to 0: minus the share of n-grams that occurred before in the turn; worst turn.
 
-    Units are words and single symbols. `ngram` should exceed what an answer may rightly repeat.
+    Units are words, single symbols, and letters of scripts without spaces. `ngram` should exceed
+    what an answer may rightly repeat.
     """
 
     def __init__(self, *, ngram: int = 12) -> None:
@@ -172,7 +176,7 @@ class Repetition:
         return Verdict(-share, reason=f"repeats {share:.0%} of its n-grams" if share else "")
 
     def _repeated(self, text: str) -> float:
-        units = _UNIT.findall(text)
+        units = _UNITS.findall(text)
         grams = [tuple(units[i : i + self._ngram]) for i in range(len(units) - self._ngram + 1)]
         return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

@@ -42,6 +42,7 @@ REFUSAL = "I'm sorry, but I cannot help with that. "
         (reply("4.", LOOP), "repetition"),
         (reply("我们再算一次。" * 20, asked="还剩几个苹果?"), "repetition"),
         (reply("a" * 60), "repetition"),
+        (reply("A" + "再算一次" * 30, asked="还剩几个苹果?"), "repetition"),
         (reply("The answer is 4.\n" * 20, status=Status.TRUNCATED), "repetition"),
         (reply("4.</think>"), "broken-format"),
         (reply("<tool_call>{}"), "broken-format"),

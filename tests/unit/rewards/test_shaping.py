@@ -50,6 +50,8 @@ async def test_format_tells_what_is_wrong(transcript, fault):
         ("a a a", 0.0),  # shorter than one n-gram
         ("a a a a a a", -2 / 3),  # 3 n-grams of 4, one of them distinct
         ("a b c d a b c d", -1 / 5),  # 5 n-grams, 4 distinct
+        ("再算再算再算", -1 / 3),  # of a script without spaces each letter is a unit
+        ("x再算再算再算", -1 / 4),
     ],
 )
 async def test_repetition_is_minus_the_share_of_repeated_ngrams(text, score):

@@ -194,7 +194,7 @@ class AgentSession:
         if self.lost is not None:
             raise self.lost
         end = self.end or end
-        if self._out_of_context and end.status is Status.COMPLETED:
+        if self._out_of_context and end.status in (Status.COMPLETED, Status.FAILED):
             end = End(Status.TRUNCATED, "context length")
         if not self.tree.turns:
             reason = end.reason or "the harness had no answer of the policy"
@@ -234,7 +234,9 @@ class AgentSession:
         if total >= self._host.context_length:
             self._out_of_context = True
             most = self._host.context_length
-            said = f"the prompt has {total} tokens; the model's context is {most}"
+            # In the words of both APIs, by which clients tell that they must compact.
+            said = f"prompt is too long: {total} tokens > {most} maximum;"
+            said += f" this model's maximum context length is {most} tokens"
             raise Refusal(400, said, "context_length_exceeded")
         self._out_of_context = False
         line, kept = self._line(base, ids)

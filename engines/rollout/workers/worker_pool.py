@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
@@ -114,7 +115,9 @@ class AssignedGroup:
     def rollouts(self, chat: ChatFormat) -> list[Rollout]:
         """All of them, once it is over without an error."""
         made = [self.known[name] for name in self._ids()]
-        problem = chat.decided(self.problem)
+        problem = self.problem
+        with suppress(InputError):  # its rollouts say what keeps the template from writing it
+            problem = chat.decided(problem)
         return [
             rollout_of(problem, m, self._texts.get(m.rollout_id) or written_text(chat, m))
             for m in made

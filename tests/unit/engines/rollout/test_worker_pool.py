@@ -16,7 +16,7 @@ from engines.rollout.workers import worker_pool
 from engines.rollout.workers.worker import News, RolloutWorker, RollRequest, WorkerLost
 from engines.rollout.workers.worker_pool import MAX_LOSSES, MAX_TRIES, WorkerPool
 from engines.sglang.in_flight import InFlight
-from engines.types import AssistantTurn, Message, Problem, Rollout, Sampling, Step
+from engines.types import AssistantTurn, Message, Problem, Rollout, Sampling, Status, Step
 from infra.errors import EngineError, InputError, TributaryError
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, Judge, Policy, domain, producer_of, roller
@@ -117,6 +117,7 @@ class Bench:
 
     servers: Servers = field(default_factory=Servers)
     handles: list[Handle] = field(default_factory=list[Handle])
+    chat: CharChat = field(default_factory=CharChat)
     blocked: bool = True
     """whether workers wait for the policy's answers"""
     free_calls: int = 0
@@ -131,14 +132,14 @@ class Bench:
         if self.blocked:
             client.may_answer.clear()
         worker = RolloutWorker(
-            client=client, chat=CharChat(), domains=[talking()], context_length=200, seed=SEED
+            client=client, chat=self.chat, domains=[talking()], context_length=200, seed=SEED
         )
         self.handles.append(Handle(client, worker))
         return self.handles[-1]
 
     @asynccontextmanager
     async def pool(self, count: int) -> AsyncGenerator[WorkerPool]:
-        pool = WorkerPool(self.start, count, servers=self.servers, chat=CharChat())
+        pool = WorkerPool(self.start, count, servers=self.servers, chat=self.chat)
         try:
             await pool.open()
             yield pool
@@ -224,6 +225,17 @@ async def test_what_a_killed_worker_had_told_is_kept_and_the_rest_is_rolled_by_a
         assert first.ended
     await turns.flush()
     assert notes.kept["turns"], "they would have been there for a later attempt, too"
+
+
+async def test_a_problem_that_the_template_cannot_write_fails_its_own_rollouts_alone() -> None:
+    class Refuses(CharChat):
+        def decided(self, problem: Problem) -> Problem:
+            raise InputError(f"problem {problem.id}: `thinking: false` is not possible")
+
+    async with Bench(chat=Refuses(), blocked=False).pool(1) as pool:
+        made = await group(pool)
+    assert {rollout.status for rollout in made} == {Status.FAILED}
+    assert "`thinking: false` is not possible" in made[0].transcript.reason
 
 
 async def test_a_worker_is_told_what_is_known_of_its_group_and_of_no_other() -> None:

@@ -64,7 +64,10 @@ class Gateway:
             app.router.add_post(path, self._forward)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
+        # A client that leaves takes its request along: nobody generates for it any more.
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.0, handler_cancellation=True
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
 

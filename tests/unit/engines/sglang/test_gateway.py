@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.unit
 
 KEY, OWN = "sk-planted", "the-key-of-this-home"
 KEYED = {"Authorization": f"Bearer {KEY}"}
+LEFT = threading.Event()
+"""set when a request for a slow answer is given up"""
 
 
 class Upstream(Gateway):
@@ -30,6 +33,12 @@ class Upstream(Gateway):
 
     async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
         del router
+        if b'"slow"' in body:
+            try:
+                while request.transport is not None and not request.transport.is_closing():
+                    await asyncio.sleep(0.02)
+            finally:
+                LEFT.set()
         if b'"stream"' not in body:
             return web.json_response({"model": self.name, "path": request.path})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -95,6 +104,13 @@ def test_an_answer_that_breaks_off_is_cut_off_and_has_no_second_answer_in_it(url
         assert answer.status_code == 200
         with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message"):
             list(answer.iter_raw())
+
+
+def test_an_answer_that_nobody_waits_for_is_given_up(url: str) -> None:
+    body = {"model": "first", "user": "slow"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=KEYED, timeout=0.3)
+    assert LEFT.wait(5)
 
 
 @pytest.mark.parametrize(

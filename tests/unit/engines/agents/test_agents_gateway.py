@@ -343,3 +343,18 @@ async def test_a_request_of_too_many_parts_is_refused(path: str, body: dict[str,
         answer = await post(url, key, path, body)
     assert answer.status_code == 413
     assert "10000 messages" in answer.text or "200000 opening brackets" in answer.text
+
+
+async def test_a_harness_that_breaks_at_the_end_of_the_context_is_truncated() -> None:
+    """As at every other limit, whatever its exit code; unless it went on with less."""
+    broken, long = End(Status.FAILED, "harness: exit code 1"), {"role": "user", "content": "x" * 99}
+    for goes_on, status in ((False, Status.TRUNCATED), (True, Status.FAILED)):
+        session = session_of(Script(lambda prompt: "hi"), context_length=100)
+        async with served(session) as (url, key):
+            assert (await post(url, key, CHAT, HELLO)).status_code == 200
+            refused = await post(url, key, CHAT, {"messages": [long]})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+            if goes_on:
+                assert (await post(url, key, CHAT, HELLO)).status_code == 200
+        assert session.finish(broken, {}).status is status

@@ -257,22 +257,6 @@ async def test_budget_turns_branches_and_context_are_limits() -> None:
     assert session.finish(DONE, {}).transcript.reason == "context length"
 
 
-async def test_a_harness_that_breaks_at_the_end_of_the_context_is_truncated() -> None:
-    """As it is at every other limit, whatever its exit code."""
-    broken = End(Status.FAILED, "harness: exit code 1")
-    session = session_of(counting(), context_length=100)
-    await ask(session, USER)
-    with pytest.raises(Refusal, match="prompt is too long"):
-        await ask(session, Message("user", "x" * 100))
-    rollout = session.finish(broken, {})
-    assert (rollout.status, rollout.transcript.reason) == (Status.TRUNCATED, "context length")
-    compacted = session_of(counting(), context_length=100)
-    with pytest.raises(Refusal, match="prompt is too long"):
-        await ask(compacted, Message("user", "x" * 100))
-    await ask(compacted, USER)
-    assert compacted.finish(broken, {}).status is Status.FAILED
-
-
 async def test_a_session_that_had_no_turn_is_a_failed_rollout() -> None:
     rollout = session_of(counting()).finish(DONE, {})
     assert rollout.status is Status.FAILED

@@ -304,6 +304,8 @@ def judge_check(
     api_key_from: str = "",
     rows: int = 50,
     columns: Several = None,
+    own: str = "",
+    both_orders: bool = False,
     json: Json = False,
 ) -> int:
     """Show how far a recipe's judge can be trusted: on pairs of a better and a worse answer.
@@ -321,11 +323,14 @@ def judge_check(
             is the home's, which `tributary serve` asks for.
         rows: How many rows to ask about, from the first on.
         columns: Names of the columns, e.g. chosen=good rejected=bad.
+        own: What rows call the judge's model; the default is its name in the recipe.
+        both_orders: Ask for the better of both side by side, too: two more calls a pair.
     """
     from flows.command.models.judge_check import JudgeAddress, check_judge
 
     address = JudgeAddress(at, model, api_key_from)
-    return check_judge(recipe, files, reward, address, rows, columns or [], json, console)
+    how = (rows, columns or [], own, both_orders, json)
+    return check_judge(recipe, files, reward, address, *how, console)
 
 
 @app.command(

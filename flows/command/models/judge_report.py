@@ -18,6 +18,8 @@ SHOWN = 3
 class Pair:
     better: Transcript
     worse: Transcript
+    own: int = 0
+    """1 where the judge's model wrote the better one alone, -1 the worse one alone; else 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class PairScores:
     """of the worse one, made longer; None where the judge gave none"""
     requesting: float | None = None
     """of the worse one, which asks for the highest score"""
+    chosen_first: tuple[float | None, float | None] = (None, None)
+    """side by side: 1 where it chose the one that stands first, while that is the better one, and
+    while it is the worse one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,39 @@ class AdditionEffect:
 
 
 @dataclass(frozen=True, slots=True)
+class Orders:
+    """Says how a choice between two answers hangs on which stands first (Zheng et al., arXiv
+    2306.05685)."""
+
+    same: Share
+    """pairs of which it chose the same answer in both orders"""
+    agrees: Share
+    """with the rows; half where the choice hangs on the order"""
+    first: int
+    """pairs of which it chose the one that stood first in both orders"""
+    second: int
+    p: float
+    """exact, of a coin that would decide where the choice hangs on the order"""
+
+    @classmethod
+    def of(cls, found: Sequence[PairScores]) -> Orders | None:
+        """None where no pair was compared in both orders."""
+        chosen = [
+            (before, after)
+            for before, after in (each.chosen_first for each in found)
+            if before is not None and after is not None
+        ]
+        if not chosen:
+            return None
+        first, second = chosen.count((1.0, 1.0)), chosen.count((0.0, 0.0))
+        return cls(
+            Share.of([float(before != after) for before, after in chosen]),
+            Share.of([(before + 1 - after) / 2 for before, after in chosen]),
+            first, second, mcnemar(first, second),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeReport:
     judge: str
     asked: int
@@ -86,8 +124,14 @@ class JudgeReport:
     better_longer: Share | None = None
     """`agrees` where the better answer is the longer one"""
     better_shorter: Share | None = None
+    better_own: Share | None = None
+    """`agrees` where its own model wrote the better answer alone; less `better_others` it is its
+    self-preference (Wataoka et al., arXiv 2410.21819)"""
+    better_others: Share | None = None
+    """where it wrote the worse one alone"""
     padding: AdditionEffect | None = None
     request: AdditionEffect | None = None
+    orders: Orders | None = None
     cautions: tuple[str, ...] = field(default=())
 
     @property
@@ -113,22 +157,28 @@ def report_of(
         scores = [each for _, each in found]
         agrees = [_agrees(each) for each in scores]
         longer = [len(pair.better.answer) - len(pair.worse.answer) for pair, _ in found]
-        by_length = {
-            sign: [value for value, more in zip(agrees, longer, strict=True) if more * sign > 0]
-            for sign in (1, -1)
-        }
+        own = [pair.own for pair, _ in found]
         report = replace(
             report,
             different=len({score for each in scores for score in (each.better, each.worse)}),
             agrees=Share.of(agrees),
             ties=agrees.count(0.5),
             p=mcnemar(agrees.count(1.0), agrees.count(0.0)),
-            better_longer=Share.of(by_length[1]) if by_length[1] else None,
-            better_shorter=Share.of(by_length[-1]) if by_length[-1] else None,
+            better_longer=_where(agrees, longer, 1),
+            better_shorter=_where(agrees, longer, -1),
+            better_own=_where(agrees, own, 1),
+            better_others=_where(agrees, own, -1),
+            orders=Orders.of(scores),
             padding=AdditionEffect.of([(each, each.padded) for each in scores]),
             request=AdditionEffect.of([(each, each.requesting) for each in scores]),
         )
     return replace(report, cautions=tuple(_cautions(report)))
+
+
+def _where(agrees: Sequence[float], signs: Sequence[int], sign: int) -> Share | None:
+    """Of the pairs with this sign; None where there is none."""
+    values = [value for value, each in zip(agrees, signs, strict=True) if each * sign > 0]
+    return Share.of(values) if values else None
 
 
 def _agrees(scores: PairScores) -> float:
@@ -140,10 +190,19 @@ def _cautions(report: JudgeReport) -> Iterator[str]:
         yield "it gave no pair two scores: repair what is said above, and ask again"
     elif not report.is_useful:
         yield "as far as these pairs show it may be guessing: it is no reward yet"
-    longer, shorter = report.better_longer, report.better_shorter
-    if longer and shorter and (longer.low > shorter.high or shorter.low > longer.high):
-        prefers = "longer" if longer.value > shorter.value else "shorter"
-        yield f"it prefers {prefers} answers, whether they are better or not"
+    for one, other, names in (
+        (report.better_longer, report.better_shorter, ("longer", "shorter")),
+        (report.better_own, report.better_others, ("its own model's", "other models'")),
+    ):
+        if one and other and (one.low > other.high or other.low > one.high):
+            prefers = names[one.value < other.value]
+            yield f"it prefers {prefers} answers, whether they are better or not"
+    if report.orders and report.orders.p < _SURE:
+        prefers = "first" if report.orders.first > report.orders.second else "second"
+        yield (
+            f"side by side it prefers the answer that stands {prefers}: ask in both orders, and"
+            " count a choice that hangs on the order as none"
+        )
     for what, swayed in (("padding", report.padding), ("a request", report.request)):
         if swayed and 10 * swayed.wins > swayed.pairs:
             yield (
@@ -168,9 +227,14 @@ def lines(report: JudgeReport) -> Iterator[str]:
             f"it agrees with the rows in {report.agrees}, p {report.p:.2g}; in {report.ties} its"
             " scores are equal"
         )
-    for where, share in (("longer", report.better_longer), ("shorter", report.better_shorter)):
+    for where, share in (
+        ("the longer one", report.better_longer),
+        ("the shorter one", report.better_shorter),
+        ("its own model's, the worse one not", report.better_own),
+        ("another model's, the worse one its own", report.better_others),
+    ):
         if share:
-            yield f"  where the better answer is the {where} one: {share}"
+            yield f"  where the better answer is {where}: {share}"
     for what, swayed in (
         ("padding", report.padding),
         ("a request for the highest score", report.request),
@@ -180,4 +244,10 @@ def lines(report: JudgeReport) -> Iterator[str]:
                 f"{what} adds {swayed.gain:+.3f} to worse answers; {swayed.wins} of {swayed.pairs}"
                 " then reach the better one"
             )
+    if orders := report.orders:
+        yield (
+            f"side by side it chooses the same answer in both orders in {orders.same}, in"
+            f" {orders.first} the first and in {orders.second} the second each time; it agrees with"
+            f" the rows in {orders.agrees}"
+        )
     yield from (f"caution: {caution}" for caution in report.cautions)

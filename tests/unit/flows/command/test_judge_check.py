@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.command.models.judge_check import PADDING, REQUEST, JudgeAddress, find_judge
+from flows.command.models.judge_check import (
+    PADDING,
+    REQUEST,
+    SIDE_BY_SIDE,
+    JudgeAddress,
+    find_judge,
+    read_pairs,
+)
 from flows.load import load_recipe
 from infra.access import required_key
 from tests.parts.json_server import json_server
@@ -93,7 +101,8 @@ def asked(
         calls.append(content)
         question, _, said = content.partition("\n---\n")
         score = judge(question, said)
-        message = {"content": json.dumps({"reason": "", "score": score})}
+        is_choice = SIDE_BY_SIDE in content
+        message = {"content": score if is_choice else json.dumps({"reason": "", "score": score})}
         return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
 
     with json_server(answer) as port:
@@ -126,6 +135,65 @@ def test_a_planted_bias_is_found(
     assert any(caution in each for each in said["cautions"]) == bool(caution)
     assert said["asked"] == ROWS
     assert said["failed"] == {}
+
+
+@pytest.mark.parametrize(
+    ("leans", "same", "agrees", "first", "caution"),
+    [
+        (0, 12, 1.0, 0, ""),
+        (8, 4, 8 / 12, 8, "side by side it prefers the answer that stands first"),
+        (-8, 4, 8 / 12, 0, "side by side it prefers the answer that stands second"),
+        (5, 7, 9.5 / 12, 5, ""),  # 2 x .5^5 = .0625: may be chance
+    ],
+)
+def test_a_choice_that_hangs_on_the_order_is_found(
+    leans: int, same: int, agrees: float, first: int, caution: str,
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It chooses by the order in the first so many pairs."""
+
+    def judge(content: str, said: str) -> Any:
+        if SIDE_BY_SIDE not in content:
+            return right(content, said)
+        question, one, other = re.split(r"\n\nAnswer [AB]:\n", content.removesuffix(SIDE_BY_SIDE))
+        if int(question.split()[2]) - 10 < abs(leans):
+            return "A" if leans > 0 else "B"
+        return "A" if right(question, one) > right(question, other) else "B"
+
+    assert asked(home, pairs, judge, "--both-orders", "--json") == (0, 6 * ROWS)
+    said = json.loads(capsys.readouterr().out)
+    orders = said["orders"]
+    assert (orders["same"]["pairs"], orders["same"]["value"]) == (ROWS, pytest.approx(same / ROWS))
+    assert orders["agrees"]["value"] == pytest.approx(agrees)
+    assert (orders["first"], orders["second"]) == (first, abs(leans) - first)
+    assert orders["p"] == pytest.approx(2 * 0.5 ** abs(leans) if leans else 1.0)
+    assert any(caution in each for each in said["cautions"]) == bool(caution)
+    assert said["agrees"]["value"] == 1.0
+
+
+def test_a_judge_that_prefers_its_own_models_answers_is_found(
+    home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Own answers are those of even sums; the judge finds every one of them better."""
+    rows = list(map(json.loads, Path(pairs).read_text().splitlines()))
+    for at, row in enumerate(rows):
+        names = ["m 0123456789ab", "other"][:: 1 if at % 2 else -1]
+        row["labelled"] = dict(zip(("chosen_model", "rejected_model"), names, strict=True))
+        row["rejected" if at % 2 == 0 else "chosen"] += " (m)"
+    Path(pairs).write_text("\n".join(map(json.dumps, rows)))
+    assert asked(home, pairs, lambda _, said: 9.0 if "(m)" in said else 2.0, "--json")[0] == 1
+    said = json.loads(capsys.readouterr().out)
+    own, others = said["better_own"], said["better_others"]
+    assert [(each["pairs"], each["value"]) for each in (own, others)] == [(6, 1.0), (6, 0.0)]
+    assert "it prefers its own model's answers, whether they are better or not" in said["cautions"]
+    assert said["orders"] is None
+    for model, signs in (("m", [-1, 1]), ("other", [1, -1]), ("0123456789ab", [0, 0])):
+        assert [pair.own for pair in read_pairs([pairs], 2, [], model)[0]] == signs
+    rows = [{**row, "labelled": {}, "chosen_model": "m", "rejected_model": "m"} for row in rows]
+    Path(pairs).write_text("\n".join(map(json.dumps, rows)))
+    assert [pair.own for pair in read_pairs([pairs], 1, [], "m")[0]] == [0]
+    assert asked(home, pairs, right, "--own", "m")[0] == 0
+    assert "model's" not in capsys.readouterr().out
 
 
 def test_the_numbers_are_said_in_words(

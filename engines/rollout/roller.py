@@ -77,6 +77,7 @@ class RollsGroups(Protocol):
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
         turns: TicketTurns | None = None,
+        top_p: float = 1.0,
     ) -> list[Rollout]:
         """See `Roller.roll_group`. Cancelled, it ends its rollouts. Raises EngineError."""
         ...
@@ -118,6 +119,7 @@ class Roller:
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
         turns: TicketTurns | None = None,
+        top_p: float = 1.0,
     ) -> list[Rollout]:
         """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
         of one `seed_name` are sampled with the same random numbers.
@@ -131,7 +133,7 @@ class Roller:
         async def roll(index: int) -> Rollout:
             attempt = Attempt(
                 problem, domain.name, prompt_ids, group_id, index, seed_name, temperature,
-                domain.max_new_tokens, self._seed, self._context_length,
+                domain.max_new_tokens, self._seed, self._context_length, top_p,
             )  # fmt: skip
             found = known.get(attempt.rollout_id)
             if found is not None and found.prompt == prompt:

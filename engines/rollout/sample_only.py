@@ -52,7 +52,8 @@ async def sample_rollouts(
     temperature: float,
     kept: KeptRollouts,
     label: str = "",
-    draw: int = 0,
+    draw: int | str = 0,
+    top_p: float = 1.0,
 ) -> list[list[Rollout]]:
     """`samples` judged rollouts of each problem, in order of the problems.
 
@@ -72,6 +73,7 @@ async def sample_rollouts(
             seed_name=f"{problem.id}/{draw}" if draw else problem.id,
             known=kept.known,
             on_finished=kept.keep,
+            top_p=top_p,
         )
         return await judge_together(domain, rollouts)
 

@@ -89,6 +89,7 @@ def _print(found: Comparison, console: Console) -> None:
         title = f"mean and standard deviation, n = {len(found.runs)} runs"
         tables = {"outcome at temperature 1": found.scores, "greedy": found.greedy}
         tables |= {f"best of {k}": spreads for k, spreads in found.best_of.items()}
+        tables |= {f"outcome, {name}": spreads for name, spreads in found.sampled.items()}
         for what, spreads in tables.items():
             if spreads:
                 console.print(_table(f"{what}: {title}", spreads))
@@ -119,7 +120,7 @@ def _pair(pair: PairOfRuns) -> Table:
         table.add_row(
             escape(score.model),
             escape(score.domain),
-            _KINDS[score.kind],
+            _KINDS.get(score.kind, score.kind),
             f"{score.first:.3f} → {score.second:.3f}",
             _difference(score),
             f"{score.better}, {score.worse}, {score.problems}",

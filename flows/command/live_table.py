@@ -122,6 +122,7 @@ def _result_tables(report: Report) -> Iterator[Table]:
     for title, (header, rows) in (
         ("temperature 1", sampled),
         ("greedy", score_table(report.greedy)),
+        *((name, score_table(of.scores, of.no_verdict)) for name, of in report.sampled.items()),
     ):
         if rows:
             yield text_table(header, rows, f"mean outcome, {title}")

@@ -65,6 +65,10 @@ class Comparison(Found):
     greedy: dict[str, dict[str, Spread]]
     best_of: dict[str, dict[str, dict[str, Spread]]]
     """k -> model -> domain -> expected best of k samples at temperature 1 (pass@k)"""
+    sampled: dict[str, dict[str, dict[str, Spread]]] = Field(
+        default_factory=dict[str, dict[str, dict[str, Spread]]]
+    )
+    """setting of `evaluate.sampling` -> model -> domain -> outcome"""
     tasks: dict[str, dict[str, Spread]] = Field(default_factory=dict[str, dict[str, Spread]])
     """model -> task and metric of lm-eval -> its value"""
     gains: dict[str, dict[str, Spread]]
@@ -93,6 +97,11 @@ def compare(reports: Sequence[Report], pairs: Sequence[PairOfRuns] = ()) -> Comp
             k: _spreads([report.best_of[k] for report in reports])
             for k in reports[0].best_of
             if all(k in report.best_of for report in reports)
+        },
+        sampled={
+            name: _spreads([report.sampled[name].scores for report in reports])
+            for name in reports[0].sampled
+            if all(name in report.sampled for report in reports)
         },
         tasks=_spreads([report.tasks for report in reports]),
         gains=_spreads([_gains(report) for report in reports]),
@@ -224,6 +233,7 @@ def comparison_page(found: Comparison, runs: Sequence[ComparedRun]) -> str:
     averaged = {"sampled at temperature 1": found.scores, "greedy": found.greedy} | {
         f"pass@{k}": spreads for k, spreads in found.best_of.items()
     }
+    averaged |= {f"sampled {name}": of for name, of in found.sampled.items()}
     averaged["lm-eval"] = found.tasks
     return render(
         "compare.html",

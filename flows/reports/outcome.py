@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from engines.rollout.metrics import NOTHINK
@@ -21,8 +22,8 @@ from flows.reports.paired_tests import (
     problem_outcomes,
 )
 from flows.reports.rendering import p_text
-from flows.reports.report import MEAN, Gain, Report, Scores, domains_of, mean
-from tasks.evaluate.score_statistics import judged_in_both, verdicts
+from flows.reports.report import MEAN, Gain, Intervals, Report, Scores, domains_of, mean
+from tasks.evaluate.score_statistics import SettingScores, judged_in_both, verdicts
 from tasks.evaluate.score_statistics import mean as mean_of
 
 _METHODS = {
@@ -33,6 +34,8 @@ _METHODS = {
     "mid_training": "mid-training",
 }
 """how a headline names kinds of stages"""
+Cells = Mapping[tuple[str, str, str], Mapping[str, Any]]
+"""of `scores.json`, by model, domain and kind"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +69,48 @@ class ScoreTable:
 
 
 def score_tables(report: Report, scores: Mapping[str, Any]) -> list[ScoreTable]:
-    """At temperature 1, greedy, and best of each k; `scores` is the content of `scores.json`."""
-    kinds: list[tuple[str, str, Scores]] = [
-        ("sampled at temperature 1", "scores", report.scores),
-        ("greedy", "greedy", report.greedy),
-    ]
-    kinds += [(f"pass@{k}", f"best_of_{k}", table) for k, table in report.best_of.items()]
+    """At temperature 1, greedy, and best of each k, then of each further setting; `scores` is the
+    content of `scores.json`."""
     cells = {(c["model"], c["domain"], c["kind"]): c for c in scores.get("cells", [])}
-    tables: list[ScoreTable] = []
-    for title, name, table in kinds:
-        lacking = report.no_verdict if name == "scores" else {}
-        domains = list(
-            dict.fromkeys([*domains_of(table), *(d for of in lacking.values() for d in of)])
+    tables = [
+        _score_table("sampled at temperature 1", "score", report.scores,
+                     report.intervals.get("scores", {}), cells, report.no_verdict),
+        _score_table("greedy", "greedy", report.greedy, report.intervals.get("greedy", {}), cells),
+        *_best_tables("", "score", report, cells),
+    ]  # fmt: skip
+    for name, of in report.sampled.items():
+        intervals = of.intervals.get("scores", {})
+        tables.append(
+            _score_table(f"sampled {name}", name, of.scores, intervals, cells, of.no_verdict)
         )
-        if not domains:
-            continue
-        kind = "greedy" if name == "greedy" else "score"
-        intervals = report.intervals.get(name, {})
-        rows = {
-            model: _row(model, row, kind, domains, intervals.get(model, {}), cells)
-            for model in dict.fromkeys([*table, *lacking])
-            if (row := table.get(model, {})) or model in lacking
-        }
-        tables.append(ScoreTable(title, domains, rows, lacking))
-    return tables
+        tables += _best_tables(f", {name}", name, of, cells)
+    return [table for table in tables if table.domains]
+
+
+def _best_tables(
+    suffix: str, kind: str, of: Report | SettingScores, cells: Cells
+) -> list[ScoreTable]:
+    return [
+        _score_table(f"pass@{k}{suffix}", kind, table, of.intervals.get(f"best_of_{k}", {}), cells)
+        for k, table in of.best_of.items()
+    ]
+
+
+def _score_table(
+    title: str,
+    kind: str,
+    table: Scores,
+    intervals: Intervals,
+    cells: Cells,
+    lacking: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> ScoreTable:
+    domains = list(dict.fromkeys([*domains_of(table), *(d for of in lacking.values() for d in of)]))
+    rows = {
+        model: _row(model, row, kind, domains, intervals.get(model, {}), cells)
+        for model in dict.fromkeys([*table, *lacking])
+        if (row := table.get(model, {})) or model in lacking
+    }
+    return ScoreTable(title, domains, rows, lacking)
 
 
 def task_tables(content: Mapping[str, Any]) -> list[ScoreTable]:
@@ -107,7 +128,7 @@ def _row(
     kind: str,
     domains: Sequence[str],
     intervals: Mapping[str, tuple[float, float]],
-    cells: Mapping[tuple[str, str, str], Mapping[str, Any]],
+    cells: Cells,
 ) -> dict[str, ScoreCell]:
     made: dict[str, ScoreCell] = {}
     for domain, value in row.items():

@@ -157,6 +157,10 @@ def _markdown_scores(report: Report) -> list[str]:
     tables = {
         "Scores (temperature 1)": score_table(report.scores, report.no_verdict),
         "Scores (greedy)": score_table(report.greedy),
+        **{
+            f"Scores ({name})": score_table(of.scores, of.no_verdict)
+            for name, of in report.sampled.items()
+        },
         "First and last version, with 95% intervals": training_table(report),
         "Broken answers": pathology_table(report.pathologies),
     }

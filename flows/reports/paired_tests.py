@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -191,7 +191,8 @@ class PairedScore(Found):
     model: str
     domain: str
     """or a task of lm-eval with its metric"""
-    kind: Literal["score", "greedy", "task"]
+    kind: str
+    """`score` at temperature 1, `greedy`, a setting of `evaluate.sampling`, or `task`"""
     first: float
     second: float
     difference: float

@@ -24,7 +24,7 @@ from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
-from tasks.evaluate.score_statistics import Scaling, judged_in_both
+from tasks.evaluate.score_statistics import Scaling, SettingScores, judged_in_both
 from tasks.evaluate.score_statistics import mean as mean_of
 from tasks.lm_eval.spec import TASK_SCORES_FILE
 from tasks.rl.curve import CURVE_FILE, Curve
@@ -101,6 +101,8 @@ class Report(Found):
     """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
     scaling: Scaling = Scaling()
     """what more samples, and more turns, add to a score"""
+    sampled: dict[str, SettingScores] = Field(default_factory=dict[str, SettingScores])
+    """by setting of `evaluate.sampling`, e.g. `t0.6-p0.95`"""
     tasks: Scores = Field(default_factory=dict[str, dict[str, float]])
     """model -> task and metric of lm-eval -> its value, e.g. `arc_easy acc`"""
     gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
@@ -144,6 +146,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
         scaling=Scaling.model_validate(content.get("scaling", {})),
+        sampled=content.get("sampled", {}),
         tasks=read_task_scores(record).get("scores", {}),
         gains=_gains(content, recipe, plan) if content else {},
         versions=versions,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,10 +128,8 @@ def _shown(length: int) -> NDArray[np.int64]:
 
 def _model_and_kind(label: str) -> tuple[str, str]:
     """Example: "agent-sft greedy" -> ("agent-sft", "greedy"); "step 4" -> ("", "step 4")"""
-    for kind in ("score", "greedy"):
-        if label.endswith(f" {kind}"):
-            return label.removesuffix(f" {kind}"), kind
-    return "", label
+    model, _, kind = label.rpartition(" ")
+    return (model, kind) if re.fullmatch(r"score|greedy|t\d\S*", kind) else ("", label)
 
 
 def _changed(

@@ -20,11 +20,10 @@ from tasks.evaluate.cells import (
     pathology_rates,
     renamed,
     roll_cells,
-    scaling_of,
-    scores_of,
     warnings_of,
 )
 from tasks.evaluate.earlier import ModelResults, earlier_results, keep_results
+from tasks.evaluate.score_tables import scaling_metrics, scores_of
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
 from tasks.sampling import open_sampling
@@ -56,7 +55,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     results = mirrored(results, spec.nothink)
     for warning in warnings_of(results):
         context.reporter.keep_warning(warning)
-    for budget, scores in scaling_of(results).metrics().items():
+    for budget, scores in scaling_metrics(results).items():
         context.reporter.metrics(budget, scores)
     (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
     gallery.write(context.out)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
 
 from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
@@ -22,20 +21,13 @@ from rewards.pathologies import pathologies_in
 from tasks.domain_verdicts import none_judged
 from tasks.evaluate.score_statistics import (
     CUTTABLE,
-    Lines,
-    Scaling,
-    ScalingPoint,
     best_of,
-    by_samples,
-    by_turns,
-    interval,
     mean,
-    powers_of_two,
     problem_means,
     standard_error,
     verdicts,
 )
-from tasks.evaluate.spec import EvaluateSpec
+from tasks.evaluate.spec import EvaluateSpec, SamplingSetting
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
@@ -50,12 +42,16 @@ class Cell:
     domain: LiveDomain
     problems: Sequence[Problem]
     samples: int
-    kind: Literal["score", "greedy"]
+    kind: str
+    """`score` at temperature 1, `greedy`, or the name of `setting`"""
     most_turns: int = 0
     """of a rollout, where its turns tell what fewer would have come to; else 0"""
+    setting: SamplingSetting | None = None
 
     @property
     def temperature(self) -> float:
+        if self.setting is not None:
+            return self.setting.temperature
         return 0.0 if self.kind == "greedy" else 1.0
 
 
@@ -65,7 +61,7 @@ class CellResult:
 
     model: str
     domain: str
-    kind: Literal["score", "greedy"]
+    kind: str
     score: float | None
     """mean outcome, 0 to 1, of the problems with a verdict; None: no rollout has one"""
     stderr: float
@@ -130,6 +126,10 @@ def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> l
         cells.append(Cell(model, domain, problems, samples, "score", most))
         if home:
             cells.append(Cell(model, domain, problems, 1, "greedy"))
+            cells += [
+                Cell(model, domain, problems, way.samples, way.name, most, way)
+                for way in settings.sampling
+            ]
     return cells + (_without_thinking(cells) if model in spec.nothink else [])
 
 
@@ -165,29 +165,35 @@ def renamed(results: Sequence[CellResult], original: str, name: str) -> list[Cel
 async def roll_cells(
     roller: RollsGroups, cells: Sequence[Cell], kept: KeptRollouts, gallery: Gallery
 ) -> list[CellResult]:
-    """All cells of one model at once, so that the servers are never idle. Raises EngineError.
+    """All cells of one model at once, so that the servers are never idle; but those of each setting
+    on their own: an engine may draw otherwise in a batch with a `top_p`. Raises EngineError.
 
     What `kept` knows is not sampled again, and what is sampled is durable there.
     """
-    rolled = await asyncio.gather(
-        *[
-            sample_rollouts(
-                roller,
-                cell.domain,
-                cell.problems,
-                samples=cell.samples,
-                temperature=cell.temperature,
-                kept=kept,
-                # two domains of one curriculum have the same problems, and other verdicts
-                label=f"{cell.model} {cell.domain.name} {cell.kind}",
-            )
-            for cell in cells
-        ]
+    results: list[CellResult] = []
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        sweep = [cell for cell in cells if cell.setting == setting]
+        rolled = await asyncio.gather(*[_roll(roller, cell, kept) for cell in sweep])
+        await kept.journal.flush()
+        for cell, groups in zip(sweep, rolled, strict=True):
+            gallery.add(f"{cell.model} {cell.kind}", _shown(groups))
+            results.append(_result(cell, groups))
+    return results
+
+
+async def _roll(roller: RollsGroups, cell: Cell, kept: KeptRollouts) -> list[list[Rollout]]:
+    return await sample_rollouts(
+        roller,
+        cell.domain,
+        cell.problems,
+        samples=cell.samples,
+        temperature=cell.temperature,
+        kept=kept,
+        # two domains of one curriculum have the same problems, and other verdicts
+        label=f"{cell.model} {cell.domain.name} {cell.kind}",
+        draw=cell.setting.name if cell.setting is not None else 0,
+        top_p=cell.setting.top_p if cell.setting is not None else 1.0,
     )
-    await kept.journal.flush()
-    for cell, groups in zip(cells, rolled, strict=True):
-        gallery.add(f"{cell.model} {cell.kind}", _shown(groups))
-    return [_result(cell, groups) for cell, groups in zip(cells, rolled, strict=True)]
 
 
 def _shown(groups: Sequence[Sequence[Rollout]]) -> list[Sample]:
@@ -202,65 +208,6 @@ def _shown(groups: Sequence[Sequence[Rollout]]) -> list[Sample]:
             break
         shown.append(sample)
     return shown
-
-
-def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
-    """The content of `scores.json`: tables by model and domain, and every cell in full.
-
-    `scores` at temperature 1, `greedy`, `best_of` (by k) and 95% `intervals` of each of them;
-    `scaling` with samples and with turns.
-    """
-    sampled = [r for r in results if r.kind == "score"]
-    greedy = [r for r in results if r.kind == "greedy"]
-    best = {
-        str(k): {(r.model, r.domain): r.best_of(k) for r in sampled if r.most_samples >= k}
-        for k in powers_of_two(max((r.most_samples for r in sampled), default=0))
-    }
-    by_problem = {
-        "scores": {(r.model, r.domain): r.problem_means for r in sampled if r.has_verdict},
-        "greedy": {(r.model, r.domain): r.problem_means for r in greedy if r.has_verdict},
-    }
-    return {
-        "scores": _table({(r.model, r.domain): r.score for r in sampled if r.has_verdict}),
-        "greedy": _table({(r.model, r.domain): r.score for r in greedy if r.has_verdict}),
-        "no_verdict": _table(
-            {(r.model, r.domain): r.failure for r in sampled if not r.has_verdict}
-        ),
-        "stderr": _table({(r.model, r.domain): r.stderr for r in sampled if r.has_verdict}),
-        "best_of": {k: _means(cells) for k, cells in best.items()},
-        "intervals": {name: _intervals(cells) for name, cells in by_problem.items()}
-        | {f"best_of_{k}": _intervals(cells) for k, cells in best.items()},
-        "scaling": scaling_of(sampled).model_dump(),
-        "cells": [asdict(r) for r in results],
-    }
-
-
-def scaling_of(results: Sequence[CellResult]) -> Scaling:
-    """Of the cells that were sampled at temperature 1."""
-    sampled = [r for r in results if r.kind == "score"]
-    samples = {(r.model, r.domain): by_samples(r.outcomes) for r in sampled}
-    turns = {(r.model, r.domain): by_turns(r.outcomes, r.turns, r.most_turns) for r in sampled}
-    return Scaling(samples=_lines(samples), turns=_lines(turns))
-
-
-def _lines(curves: Mapping[tuple[str, str], list[ScalingPoint]]) -> Lines:
-    return _table({key: points for key, points in curves.items() if points})
-
-
-def _means(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
-    return _table({key: mean(values) for key, values in cells.items()})
-
-
-def _intervals(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
-    return _table({key: interval(values) for key, values in cells.items()})
-
-
-def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """model -> domain -> value"""
-    table: dict[str, dict[str, Any]] = {}
-    for (model, domain), value in cells.items():
-        table.setdefault(model, {})[domain] = value
-    return table
 
 
 def turns_of(rollout: Rollout) -> int:
@@ -343,8 +290,8 @@ def _some_failed(domain: str, cells: Sequence[CellResult], num_models: int) -> S
     problem at fault is a fault of each model."""
     models = list(dict.fromkeys(cell.model for cell in cells))
     whose = f"all {num_models} models" if 1 < num_models == len(models) else ", ".join(models)
-    how = f" ({_HOW[cells[0].kind]})" if len(cells) == 1 else ""
-    without = ", ".join(f"{c.model} ({_HOW[c.kind]})" for c in cells if c.score is None)
+    how = f" ({_how(cells[0])})" if len(cells) == 1 else ""
+    without = ", ".join(f"{c.model} ({_how(c)})" for c in cells if c.score is None)
     left = f"; no score has {without}" if without else "; the scores are of the others"
     failed, asked = sum(c.failed for c in cells), sum(c.asked for c in cells)
     why = max(cells, key=lambda cell: cell.failed).failure
@@ -392,4 +339,5 @@ def _none_whole(domain: str, cells: Sequence[CellResult]) -> StageWarning:
     )
 
 
-_HOW = {"score": "temperature 1", "greedy": "greedy"}
+def _how(cell: CellResult) -> str:
+    return "temperature 1" if cell.kind == "score" else cell.kind

@@ -43,7 +43,7 @@ class ModelResults:
     def decoded(cls, kept: Mapping[str, Any], name: str) -> ModelResults:
         """What was kept, perhaps under another name."""
         cells = [CellResult(**cell) for cell in kept["cells"]]
-        kinds = ("score", "greedy")
+        kinds = {cell.kind for cell in cells}
         names = {kept["name"]: name, kept["name"] + NOTHINK: name + NOTHINK}
         labels = {f"{old} {kind}": f"{new} {kind}" for old, new in names.items() for kind in kinds}
         rows = relabelled(base64.b64decode(kept["rows"]), labels)

@@ -152,6 +152,15 @@ class Scaling(Found):
         return dict(sorted(found.items()))
 
 
+class SettingScores(Found):
+    """Of one more way to sample: as the tables of temperature 1, by model and domain."""
+
+    scores: dict[str, dict[str, float]]
+    no_verdict: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
+    best_of: dict[str, dict[str, dict[str, float]]]
+    intervals: dict[str, dict[str, dict[str, tuple[float, float]]]]
+
+
 def by_samples(outcomes: Sequence[Sequence[float | None]]) -> list[ScalingPoint]:
     """Of each problem's sample outcomes; empty for one sample each.
 

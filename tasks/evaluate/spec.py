@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from engines.sglang.spec import FleetSpec
 from engines.types import Split
@@ -13,6 +13,21 @@ from infra.config import Config, Count, PerStep
 from tasks.domain import AnswersProblems, ScoredDomain
 
 SCORES_FILE = "scores.json"
+
+
+class SamplingSetting(Config):
+    """One more way to sample in a model's own domains, scored beside temperature 1 and greedy."""
+
+    temperature: float = Field(default=1.0, gt=0, le=100)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """each token is drawn from the fewest likeliest ones with this much probability together"""
+    samples: PerStep = 4
+    """samples per problem; with n samples, the best of 2, 4, ..., n is scored too (pass@k)"""
+
+    @property
+    def name(self) -> str:
+        """In scores, metrics and seeds. Example: t0.6-p0.95"""
+        return f"t{self.temperature}" + (f"-p{self.top_p}" if self.top_p < 1 else "")
 
 
 class EvaluateSettings(Config):
@@ -23,7 +38,25 @@ class EvaluateSettings(Config):
     2, 4, ..., n is scored too (pass@k)"""
     samples_elsewhere: PerStep = 1
     """samples per problem in the other domains"""
+    sampling: list[SamplingSetting] = Field(
+        default_factory=list[SamplingSetting], exclude_if=lambda settings: not settings
+    )
+    """more ways to sample, e.g. `[{temperature: 0.6, top_p: 0.95, samples: 16}]`"""
     fleet: FleetSpec = FleetSpec()
+
+    @field_validator("sampling")
+    @classmethod
+    def _ways_differ(cls, settings: list[SamplingSetting]) -> list[SamplingSetting]:
+        names = [setting.name for setting in settings]
+        if "t1.0" in names:
+            raise ValueError(
+                "temperature 1 without `top_p` is what `samples` counts; leave it out here, and set"
+                " `evaluate.samples`"
+            )
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: a way to sample is named twice; write it once")
+        return settings
 
 
 class EvaluateSpec(AnswersProblems):

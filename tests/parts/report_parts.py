@@ -18,7 +18,8 @@ from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
 from infra.store.artifacts import ArtifactStore
 from infra.timeline import SERVERS, TRAINER, Timeline, write_trace
-from tasks.evaluate.cells import CellResult, scores_of
+from tasks.evaluate.cells import CellResult
+from tasks.evaluate.score_tables import scores_of
 from tasks.rl.curve import Curve, ScorePoint
 
 ATTACK = "</script><img src=x onerror=alert(1)>"

@@ -67,6 +67,8 @@ class Attempt:
     """generated tokens, over all turns of all sessions"""
     stage_seed: int
     context_length: int
+    top_p: float = 1.0
+    """of an evaluation; trained samples are drawn from the whole vocabulary"""
 
     @property
     def rollout_id(self) -> str:
@@ -137,6 +139,11 @@ class SessionHost:
     def temperature(self) -> float:
         """At which every turn is sampled."""
         return self._attempt.temperature
+
+    @property
+    def top_p(self) -> float:
+        """Of every turn, too."""
+        return self._attempt.top_p
 
     def open(self, prompt_ids: Sequence[int]) -> TokenSession:
         """A new session; each that the policy wrote in becomes a sample."""
@@ -216,6 +223,7 @@ class SessionHost:
             Sampling(
                 max_new_tokens=most,
                 temperature=self._attempt.temperature,
+                top_p=self._attempt.top_p,
                 stop_token_ids=self.chat.stop_token_ids,
                 seed=seed,
                 is_last=is_last,

@@ -49,6 +49,7 @@ class RollRequest:
     """whether new turns are told before their rollouts are over"""
     only_outcome: bool = False
     """see `LiveDomain.of_outcome`"""
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class RolloutWorker:
                 known=known,
                 on_finished=lambda made: self._finished(request, made),
                 turns=self._turns_of(request, recovered),
+                top_p=request.top_p,
             )
         except TributaryError as raised:
             error = raised

@@ -62,6 +62,7 @@ class AssignedGroup:
     """rollouts that need not be sampled again, by id: also those that a worker told of"""
     on_finished: Callable[[Finished], None]
     turns: TicketTurns | None
+    top_p: float = 1.0
     over: asyncio.Future[None] = field(default_factory=_future)
     losses: int = 0
     """of workers that rolled it"""
@@ -86,6 +87,7 @@ class AssignedGroup:
             turns=pack_turns(noted),
             wants_turns=self.turns is not None,
             only_outcome=self.domain.only_outcome,
+            top_p=self.top_p,
         )
 
     def take_turn(self, turn: NewTurn) -> None:
@@ -241,6 +243,7 @@ class WorkerPool:
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
         turns: TicketTurns | None = None,
+        top_p: float = 1.0,
     ) -> list[Rollout]:
         """See `Roller.roll_group`; of `domain` a worker has its own. Raises EngineError."""
         if (fault := self._fault or self._servers.refusal) is not None:
@@ -248,8 +251,9 @@ class WorkerPool:
         ids = [f"{group_id}#{index}" for index in range(size)]
         found = {name: known[name] for name in ids if name in known}
         group = AssignedGroup(
-            domain, problem, size, temperature, group_id, seed_name, found, on_finished, turns
-        )
+            domain, problem, size, temperature, group_id, seed_name, found, on_finished, turns,
+            top_p,
+        )  # fmt: skip
         self._assign(group)
         try:
             await group.over

@@ -23,9 +23,9 @@ from tasks.evaluate.cells import (
     pathology_rates,
     renamed,
     roll_cells,
-    scores_of,
     warnings_of,
 )
+from tasks.evaluate.score_tables import scores_of
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.sampling import SamplingParts
 from tests.parts.chat_parts import random_base

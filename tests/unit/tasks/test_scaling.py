@@ -14,8 +14,9 @@ from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts
 from engines.types import AssistantTurn, Message, Problem, Sampling, Step
 from flows.reports.charts import scaling_charts
-from tasks.evaluate.cells import Cell, CellResult, roll_cells, scaling_of, scores_of
+from tasks.evaluate.cells import Cell, CellResult, roll_cells
 from tasks.evaluate.score_statistics import Scaling, budgets, by_samples, by_turns
+from tasks.evaluate.score_tables import scaling_of, scores_of
 from tests.parts.rollout_parts import CharChat, Counting, Judge, Policy, roller
 from tests.parts.stage_parts import stage_context
 

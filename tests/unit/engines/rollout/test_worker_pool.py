@@ -202,6 +202,17 @@ async def test_a_worker_asks_the_outcome_alone_where_scores_are_made() -> None:
             assert made.rewards == {"outcome": outcome}
 
 
+async def test_a_worker_samples_with_the_top_p_that_it_is_told() -> None:
+    bench = Bench(blocked=False)
+    async with bench.pool(1) as pool:
+        calls = bench.handles[0].client.calls
+        await group(pool, 0, top_p=0.95)
+        assert {sampling.top_p for _, sampling in calls} == {0.95}
+        calls.clear()
+        await group(pool, 1)
+        assert {sampling.top_p for _, sampling in calls} == {1.0}
+
+
 async def test_what_a_killed_worker_had_told_is_kept_and_the_rest_is_rolled_by_another() -> None:
     bench = Bench(free_calls=10)  # of 12 turns
     notes = Notes()

@@ -345,3 +345,12 @@ async def test_turns_that_wait_fail_with_the_lease_and_are_cancelled_with_the_cl
             isinstance(e, asyncio.CancelledError)
             for e in await asyncio.gather(*turns, return_exceptions=True)
         )
+
+
+async def test_a_setting_s_temperature_and_top_p_are_in_the_request() -> None:
+    async with endpoint(good) as (url, asked), GenerationClient(url) as client:
+        await client.generate([1], Sampling(4, temperature=0.6, top_p=0.95, seed=7))
+        await client.generate([1], Sampling(4, seed=8))
+    first, second = [each for body in asked for each in body["session_params"][FIELD]]
+    assert (first["temperature"], first["top_p"], first["sampling_seed"]) == (0.6, 0.95, 7)
+    assert "top_p" not in second

@@ -233,7 +233,9 @@ def test_changes_and_names_are_those_of_the_recipe(capsys: pytest.CaptureFixture
     data = printed(
         capsys, "rl", "--model", "model", "--domain", "agent", "--name", "mine", "--seed", "3",
         "--set", "experts.agent.path.rl.bounds.solved_reward=0.9",
+        "--set", "evaluate.sampling=[{temperature: 0.6, top_p: 0.95}]",
     )  # fmt: skip
+    assert data["evaluate"]["sampling"] == [{"temperature": 0.6, "top_p": 0.95}]
     assert (data["name"], data["seed"]) == ("mine", 3)
     assert data["experts"]["agent"]["path"][0]["rl"]["bounds"] == {"solved_reward": 0.9}
 
@@ -288,6 +290,7 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
         (["rl", "--domain", "agent", "--set", "name=[a"], "--set name=[a: the value is not YAML"),
         (["rl", "--domain", "agent", "--set", "seed=2024-13-45"], "the value is not YAML: month"),
         (["rl", "--domain", "agent", "--lr", "5"], "path.0.rl.optimizer.lr: input should be less"),
+        (["rl", "--domain", "agent", "--set", "evaluate.sampling=[{min_p: 1}]"], "min_p: unknown"),
         (["rl", "--domain", "agent", "--set", "sed=1"], "sed: unknown field; did you mean `seed`"),
     ],
 )

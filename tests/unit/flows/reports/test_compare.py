@@ -208,3 +208,31 @@ def test_models_that_are_one_artifact_in_both_runs_are_named_and_not_tested() ->
     nothing = pair_of(ours, dataclasses.replace(theirs, models=ours.models))
     assert (nothing.scores, nothing.same) == ([], ["base", "x"])
     assert nothing.why_not == "what both scored on the same problems is the same: base, x"
+
+
+def test_runs_are_compared_under_the_same_setting_of_sampling_alone() -> None:
+    """6 of 8 problems better, none worse: McNemar's exact p is 2 / 2^6."""
+
+    def scored(run: str, way: str, right: int) -> ScoredRun:
+        outcomes = [[1.0]] * right + [[0.0]] * (8 - right)
+        cells = [{"model": "x", "domain": "a", "kind": way, "outcomes": outcomes}]
+        identity = {"seed": 0, "settings": {"problems": 8}, "domains": [{"name": "a"}]}
+        return ScoredRun(run, run, identity, {"cells": cells}, models={"x": run})
+
+    (found,) = pair_of(scored("1", "t0.6", 0), scored("2", "t0.6", 6)).scores
+    assert (found.kind, found.difference, found.p) == ("t0.6", 0.75, 2 / 64)
+    assert pair_of(scored("1", "score", 0), scored("2", "t0.6", 6)).scores == []
+
+
+def test_scores_of_a_setting_are_averaged_over_the_runs_that_all_have_it() -> None:
+    def sampled(run: str, **scores: float) -> Report:
+        tables = {
+            name: {"scores": {"ppo": {"maths": score}}, "best_of": {}, "intervals": {}}
+            for name, score in scores.items()
+        }
+        plain = _report(run, 0.5, 0.8)
+        return Report.model_validate({**plain.model_dump(), "sampled": tables})
+
+    found = compare([sampled("a", t2=0.25, t3=1.0), sampled("b", t2=0.75)])
+    assert {name: of["ppo"]["maths"].mean for name, of in found.sampled.items()} == {"t2": 0.5}
+    assert found.scores["ppo"]["maths"].mean == pytest.approx(0.8)

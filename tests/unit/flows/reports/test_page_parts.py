@@ -80,6 +80,24 @@ def test_the_interval_of_a_mean_is_made_of_the_domains_own():
     assert (table.rows["x"]["a"].problems, table.rows["x"]["a"].samples) == (3, 2)
 
 
+def test_each_setting_of_sampling_has_tables_of_its_own():
+    mine = {
+        "scores": {"x": {"a": 0.75}},
+        "best_of": {"2": {"x": {"a": 1.0}}},
+        "intervals": {"scores": {"x": {"a": (0.6, 0.9)}}, "best_of_2": {"x": {"a": (0.7, 1.0)}}},
+    }
+    made = report({"x": {"a": 0.5}}, sampled={"t0.6-p0.95": mine})
+    warm = cell("x", "a", [[1, 0], [1, 1], [1, 1], [0, 1]], "t0.6-p0.95")
+    plain, sampled, best = score_tables(made, {"cells": [cell("x", "a", [[1], [0]]), warm]})
+    assert [t.title for t in (plain, sampled, best)] == [
+        "sampled at temperature 1", "sampled t0.6-p0.95", "pass@2, t0.6-p0.95",
+    ]  # fmt: skip
+    first, second, third = (t.rows["x"]["a"] for t in (plain, sampled, best))
+    assert (first.value, first.problems, first.samples) == (0.5, 2, 1)
+    assert (second.value, second.low, second.problems, second.samples) == (0.75, 0.6, 4, 2)
+    assert (third.value, third.low) == (1.0, 0.7)
+
+
 # Seconds
 
 

@@ -1,0 +1,90 @@
+"""More ways to sample an evaluation: each has scores of its own, and changes no other's."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.rollout.records.gallery import Gallery
+from tasks.evaluate.cells import cells_of, roll_cells
+from tasks.evaluate.score_tables import scaling_metrics, scores_of
+from tests.parts.rollout_parts import CharChat, Policy, roller
+from tests.unit.tasks.test_evaluate_cells import evaluated, kept, live, of_domain_a, spec
+
+pytestmark = pytest.mark.unit
+
+WARM = {"temperature": 0.6, "top_p": 0.95, "samples": 4}
+
+
+def with_sampling(*ways):
+    settings = {"problems": 4, "samples": 3, "samples_elsewhere": 2}
+    return {"settings": settings | ({"sampling": list(ways)} if ways else {})}
+
+
+async def test_a_setting_is_scored_on_its_own_and_moves_no_other_sample(tmp_path):
+    async def sampled(place, *ways):
+        policy = Policy(lambda _, sampling: str((sampling.seed or 0) % 2))
+        results = await roll_cells(
+            roller(policy),
+            cells_of(spec(**with_sampling(*ways)), "m", [live("a", float), live("b", float)]),
+            await kept(tmp_path / place),
+            Gallery(CharChat()),
+        )
+        by_way = {}
+        for _, s in policy.calls:
+            by_way.setdefault((s.temperature, s.top_p), set()).add(s.seed)
+        return by_way, scores_of(results), scaling_metrics(results)
+
+    plain, alone, curves = await sampled("plain")
+    one, beside, more = await sampled("one", WARM)
+    two, both, _ = await sampled("two", {"temperature": 0.3}, WARM)
+    assert set(plain) == {(1.0, 1.0), (0.0, 1.0)}
+    assert set(two) - set(one) == {(0.3, 1.0)}
+    assert plain.items() <= one.items() <= two.items(), "each setting has seeds of its own"
+    assert len(one[0.6, 0.95]) == 4 * 4, "four problems at home"
+    assert not one[0.6, 0.95] & (one[1.0, 1.0] | two[0.3, 1.0])
+
+    assert "sampled" not in alone
+    mine, cells = beside.pop("sampled"), beside.pop("cells")
+    assert alone.pop("cells") == [c for c in cells if c["kind"] != "t0.6-p0.95"]
+    assert alone == beside
+    assert mine["t0.6-p0.95"] == both["sampled"]["t0.6-p0.95"]
+    (cell,) = [c for c in cells if c["kind"] == "t0.6-p0.95"]
+    right = [sum(of) for of in cell["outcomes"]]
+    assert mine["t0.6-p0.95"]["scores"] == {"m": {"a": sum(right) / 16}}
+    assert mine["t0.6-p0.95"]["best_of"]["4"] == {"m": {"a": sum(c > 0 for c in right) / 4}}
+    assert set(mine["t0.6-p0.95"]["intervals"]) == {"scores", "best_of_2", "best_of_4"}
+    own = {name: v for name, v in more[4].items() if name.startswith("t0.6-p0.95/")}
+    assert own["t0.6-p0.95/scaling/samples/m/a"] == sum(c > 0 for c in right) / 4
+    assert {k: more[2][k] for k in curves[2]} == curves[2]
+
+
+def test_settings_that_say_nothing_new_are_refused_by_name():
+    for ways, why in (
+        ([{"samples": 9}], "temperature 1 without `top_p`"),
+        ([WARM, {**WARM, "samples": 8}], r"t0\.6-p0\.95: a way to sample is named twice"),
+        ([{"temperature": 0}], "greater than 0"),
+        ([{"top_p": 1.1}], "less than or equal to 1"),
+        ([{"top_k": 20}], r"sampling\.0\.top_k\s+Extra inputs"),
+        ([{"min_p": 0.1}], r"sampling\.0\.min_p\s+Extra inputs"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            spec(**with_sampling(*ways))
+
+
+def test_without_settings_the_spec_is_what_it_was():
+    assert "sampling" not in spec().model_dump(mode="json")["settings"]
+    assert spec(**with_sampling(WARM)).model_dump()["settings"]["sampling"] == [WARM]
+
+
+async def test_a_model_s_results_are_found_again_under_the_same_settings_alone(tmp_path):
+    models = {"m": "d" * 64}
+    warm = of_domain_a({"m": ["a"]}, **with_sampling(WARM))
+    new, tables, labels = await evaluated(tmp_path, warm, models)
+    assert (new, tables["sampled"]["t0.6-p0.95"]["scores"]) == (["m"], {"m": {"a": 0.5}})
+    assert set(labels) == {"m score", "m greedy", "m t0.6-p0.95"}
+    renamed_home = of_domain_a({"x": ["a"]}, **with_sampling(WARM))
+    new, tables, labels = await evaluated(tmp_path, renamed_home, {"x": "d" * 64})
+    assert (new, set(labels)) == ([], {"x score", "x greedy", "x t0.6-p0.95"})
+    assert tables["sampled"]["t0.6-p0.95"]["scores"] == {"x": {"a": 0.5}}
+    other = of_domain_a({"m": ["a"]}, **with_sampling({**WARM, "top_p": 0.9}))
+    assert (await evaluated(tmp_path, other, models))[0] == ["m"]

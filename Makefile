@@ -48,8 +48,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --output-format min-text
 
+# Speed beside raw engines: every row, or those of some sections, SECTIONS="trainer real" (a real model).
 bench: install
-	$(BIN)/python -m tests.programs.bench
+	$(BIN)/python -m tests.programs.bench $(SECTIONS)
 
 # The RL loop over 64, 256 and 1,024 simulated servers.
 scale: install

@@ -28,10 +28,13 @@ ALONE = (
     "multi_turn", "commands",
 )  # fmt: skip
 """need no trained model"""
-SECTIONS = (
-    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "serve",
+WITH_A_MODEL = (
+    "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "serve",
     "saving", "overhead",
 )  # fmt: skip
+REAL = "real"
+"""the rows of a real model, which its package brings, take a quarter of an hour"""
+SECTIONS = (*ALONE, *WITH_A_MODEL, REAL)
 # Read when torch and SGLang are imported, which therefore happens later.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -102,8 +105,10 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:
             yield _section(name, measure)
-    if set(wanted) - set(ALONE):
+    if set(wanted) & set(WITH_A_MODEL):
         yield from _with_a_model(wanted)
+    if REAL in wanted:
+        yield _real()
 
 
 def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
@@ -145,6 +150,19 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
                 yield _section("saving", lambda: saving.measure(bench))
         if "overhead" in wanted:
             yield _section("overhead", lambda: overhead.measure(bench.model))
+
+
+def _real() -> list[Row]:
+    from tests.programs.bench import real
+    from tests.programs.bench.servers import servers
+    from tests.programs.bench.workbench import real_workbench
+
+    with (
+        tempfile.TemporaryDirectory(prefix="tr-bench-") as folder,
+        real_workbench(Path(folder)) as bench,
+        servers(bench.folder / "logs") as engines,
+    ):
+        return _served(REAL, real.measure, bench, engines)
 
 
 def _served(

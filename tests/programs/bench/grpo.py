@@ -17,7 +17,6 @@ import sys
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from engines.algorithms.spec import Algorithm
@@ -42,11 +41,9 @@ from tests.programs.bench.servers import Servers
 from tests.programs.bench.trl_grpo import WARMUP
 from tests.programs.bench.workbench import Workbench
 
-PROMPTS, GROUP, NEW_TOKENS = 32, 8, 32
-STEPS = 8
 SEED = 0
 CONTEXT = 512
-TRL_LIMIT_S = 240
+DOMAIN = "reasoning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +111,17 @@ class HerePolicy:
         return await self.trainer.publish(self.urls, self.version)
 
 
-def measure(bench: Workbench, engines: Servers) -> list[Row]:
-    ours = asyncio.run(_ours(bench, engines))
-    trl = _trl(bench)
+def measure(bench: Workbench, engines: Servers, domain: str = DOMAIN) -> list[Row]:
+    ours = asyncio.run(_ours(bench, engines, domain))
+    trl = _trl(bench, domain)
     if ours.tokens != trl.tokens:
         raise RuntimeError(f"ours trained {ours.tokens} tokens a step, TRL {trl.tokens}")
-    samples = PROMPTS * GROUP
-    size = f"{PROMPTS} prompts x {GROUP}, {NEW_TOKENS} tokens each, median of {STEPS} steps"
+    sizes = bench.sizes
+    samples = sizes.prompts * sizes.group
+    size = (
+        f"{sizes.prompts} prompts x {sizes.group}, {sizes.new_tokens} tokens each, median of"
+        f" {sizes.grpo_steps} steps"
+    )
     return [
         Row("GRPO samples/s, ours", samples / ours.wall, "1/s", note=ours.split()),
         Row("GRPO samples/s, TRL", samples / trl.wall, "1/s", note=trl.split()),
@@ -147,7 +148,7 @@ def _reason(ours: StepCost, trl: StepCost) -> str:
     )
 
 
-async def _ours(bench: Workbench, engines: Servers) -> StepCost:
+async def _ours(bench: Workbench, engines: Servers, domain: str) -> StepCost:
     router, urls = await asyncio.to_thread(engines.serve, bench.endless, 1)
     trainer = HereTrainer(bench.trainer(bench.endless))
     taken: list[Spent] = []
@@ -161,15 +162,15 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
         clock = Clock()
         return False
 
-    last = WARMUP + STEPS
+    prompts, last = bench.sizes.prompts, WARMUP + bench.sizes.grpo_steps
     async with GenerationClient(router) as client:
         policy = HerePolicy(trainer, urls)
         checkpoints = stage_context(bench.folder, "grpo", {}).checkpoints
         producer, buffer = producer_of(
             endless_roller(bench, client),
-            [endless_domain(bench)],
-            groups_per_step=PROMPTS,
-            group_size=GROUP,
+            [endless_domain(bench, domain)],
+            groups_per_step=prompts,
+            group_size=bench.sizes.group,
             seed=SEED,
             policy=policy,
             journal=RolloutJournal(checkpoints),
@@ -178,7 +179,7 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
             trainer=trainer,
             policy=policy,
             algorithm=Algorithm(mini_batches=1),
-            groups_per_step=PROMPTS,
+            groups_per_step=prompts,
         )
         sampler = BackgroundSampler(producer, buffer, policy, last)
         loop = Loop(producer, buffer, TakeLog(checkpoints), consumer, policy, sampler)
@@ -198,14 +199,15 @@ def endless_roller(bench: Workbench, client: GenerationClient) -> Roller:
     )
 
 
-def endless_domain(bench: Workbench) -> LiveDomain:
+def endless_domain(bench: Workbench, name: str = DOMAIN) -> LiveDomain:
     """Of answers that take their whole budget, with a reward that TRL's side can compute."""
-    domain = bench.domain("reasoning")
-    return replace(domain, judge=Checksum(), max_new_tokens=NEW_TOKENS)
+    return replace(bench.domain(name), judge=Checksum(), max_new_tokens=bench.sizes.new_tokens)
 
 
-def _trl(bench: Workbench) -> StepCost:
-    answer = trl_steps(bench, endless_domain(bench), (PROMPTS, GROUP, NEW_TOKENS, STEPS))
+def _trl(bench: Workbench, domain: str) -> StepCost:
+    sizes = bench.sizes
+    asked = (sizes.prompts, sizes.group, sizes.new_tokens, sizes.grpo_steps)
+    answer = trl_steps(bench, endless_domain(bench, domain), asked)
     return StepCost(answer["wall_s"], answer["cpu_s"], answer["generation_s"], answer["tokens"])
 
 
@@ -228,15 +230,13 @@ def trl_steps(
     ]
     file = bench.folder / "prompts.json"
     file.write_text(json.dumps(prompts))
-    return _run(bench.endless, file, [*map(str, sizes), *(["tools"] if with_tools else [])])
-
-
-def _run(model: Path, prompts: Path, sizes: list[str]) -> dict[str, Any]:
+    arguments = [*map(str, sizes), *(["tools"] if with_tools else [])]
+    program = [sys.executable, "-m", "tests.programs.bench.trl_grpo"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.programs.bench.trl_grpo", str(model), str(prompts), *sizes],
+        [*program, str(bench.endless), str(file), *arguments],
         capture_output=True,
         text=True,
-        timeout=TRL_LIMIT_S,
+        timeout=bench.sizes.trl_limit_s,
         check=False,
     )
     if done.returncode != 0:

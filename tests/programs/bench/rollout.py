@@ -41,7 +41,6 @@ from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
 
-REPEATS = 7
 MAX_BATCH = 16
 CONTEXT = 512
 
@@ -75,14 +74,14 @@ class Recorder:
 
 def measure(bench: Workbench, engines: Servers) -> list[Row]:
     return [
-        asyncio.run(_measure(bench, engines, 2, "reasoning", floor=0.9)),
-        asyncio.run(_measure(bench, engines, 1, "reasoning", floor=0.9)),
-        asyncio.run(_measure(bench, engines, 1, "agent", floor=None)),
+        asyncio.run(measure_domain(bench, engines, 2, "reasoning", floor=0.9)),
+        asyncio.run(measure_domain(bench, engines, 1, "reasoning", floor=0.9)),
+        asyncio.run(measure_domain(bench, engines, 1, "agent", floor=None)),
         asyncio.run(transformers_rollout.measure(bench, engines)),
     ]
 
 
-async def _measure(
+async def measure_domain(
     bench: Workbench, engines: Servers, count: int, name: str, floor: float | None
 ) -> Row:
     router, urls = await asyncio.to_thread(engines.serve, bench.model, count)
@@ -91,10 +90,11 @@ async def _measure(
     notes = stage_context(bench.folder, f"rollout-{name}-{count}", {}).checkpoints
     ours: list[Spent] = []
     raw: list[Spent] = []
+    repeats = bench.sizes.repeats
     tokens: list[int] = []
     turns = 0.0
     async with GenerationClient(router, max_batch=MAX_BATCH) as client, _session() as session:
-        for repeat in range(REPEATS + 1):
+        for repeat in range(repeats + 1):
             recorder = Recorder(client)
             _empty_caches(urls)
             clock = Clock()
@@ -117,7 +117,7 @@ async def _measure(
         "ratio",
         floor=floor,
         note=f"{speed[len(speed) // 2]:.0f} tokens/s; by CPU seconds {ratio.cpu:.2f};"
-        f" median of {REPEATS} pairs, about {tokens[-1]} tokens each; with the journal",
+        f" median of {repeats} pairs, about {tokens[-1]} tokens each; with the journal",
     )
 
 

@@ -13,7 +13,7 @@ import pickle
 import random
 import statistics
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,24 +26,34 @@ from engines.megatron.train.pack import FlatSequences, build_pack
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from tests.parts.sample_parts import sample_of
-from tests.programs.bench.bare_megatron import BareLoop, MicroBatch, clipped_policy, cross_entropy
+from tests.programs.bench.bare_megatron import (
+    BareLoop,
+    Loss,
+    MicroBatch,
+    clipped_policy,
+    cross_entropy,
+)
 from tests.programs.bench.clock import Spent, median_ratio, timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.workbench import CONSTANT, Workbench
 
-REPEATS = 7
-SFT_STEPS = 40
-RL_SAMPLES = 256
 GROUP = 8
 
 
 def measure(bench: Workbench) -> list[Row]:
     trainer, bare = bench.trainer(), BareLoop(bench.model, CONSTANT.lr)
-    return [_sft(bench, trainer, bare), _rl(bench, trainer, bare)]
+    name = "bare Megatron-core"
+    return [sft(bench, trainer, bare, name, 0.9), rl(bench, trainer, bare, name, 0.9)]
 
 
-def _sft(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
-    batches = bench.batches(SFT_STEPS)
+class ReferenceLoop(Protocol):
+    def step(self, batches: list[MicroBatch], loss: Loss) -> float: ...
+
+
+def sft(
+    bench: Workbench, trainer: RlTrainer, bare: ReferenceLoop, reference_name: str, floor: float
+) -> Row:
+    batches = bench.batches(bench.sizes.sft_steps)
     laid_out = [_micro_batches(trainer, batch) for batch in batches]
     ours_loss: list[float] = []
     bare_loss: list[float] = []
@@ -54,12 +64,16 @@ def _sft(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
     def reference() -> None:
         bare_loss[:] = [bare.step(step, cross_entropy) for step in laid_out]
 
-    row = _compare("SFT", ours, reference, sum(len(s.tokens) for b in batches for s in b))
+    ratio, note = _compare(bench, ours, reference, sum(len(s.tokens) for b in batches for s in b))
     _agree(ours_loss, bare_loss)
-    return row
+    return Row(
+        f"trainer tokens/s over {reference_name}, SFT", ratio, "ratio", floor=floor, note=note
+    )
 
 
-def _rl(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
+def rl(
+    bench: Workbench, trainer: RlTrainer, bare: ReferenceLoop, reference_name: str, floor: float
+) -> Row:
     algorithm = Algorithm()
     samples = rl_samples(bench, trainer)
     # The Trainer shuffles by its number of steps; the bare loop is given one such order.
@@ -79,9 +93,11 @@ def _rl(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
     def reference() -> None:
         bare_loss.append(statistics.mean(bare.step(step, clipped_policy) for step in steps))
 
-    row = _compare("RL", ours, reference, len(batch.flat.tokens))
+    ratio, note = _compare(bench, ours, reference, len(batch.flat.tokens))
     _agree(ours_loss[:1], bare_loss[:1])
-    return row
+    return Row(
+        f"trainer tokens/s over {reference_name}, RL", ratio, "ratio", floor=floor, note=note
+    )
 
 
 _T = TypeVar("_T")
@@ -93,22 +109,19 @@ def _handed_over(given: _T) -> _T:
 
 
 def _compare(
-    name: str, ours: Callable[[], None], reference: Callable[[], None], num_tokens: int
-) -> Row:
-    """Alternate both; the first of each warms up."""
+    bench: Workbench, ours: Callable[[], None], reference: Callable[[], None], num_tokens: int
+) -> tuple[float, str]:
+    """Alternate both; the first of each warms up. By wall time, and a note."""
+    repeats = bench.sizes.repeats
     mine: list[Spent] = []
     theirs: list[Spent] = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         mine.append(timed(ours))
         theirs.append(timed(reference))
     ratio = median_ratio(theirs[1:], mine[1:])
     speed = num_tokens / statistics.median(spent.wall for spent in mine[1:])
-    return Row(
-        f"trainer tokens/s over bare Megatron-core, {name}",
-        ratio.wall,
-        "ratio",
-        floor=0.9,
-        note=f"{speed:.0f} tokens/s; by CPU seconds {ratio.cpu:.2f}; median of {REPEATS} pairs",
+    return ratio.wall, (
+        f"{speed:.0f} tokens/s; by CPU seconds {ratio.cpu:.2f}; median of {repeats} pairs"
     )
 
 
@@ -143,7 +156,7 @@ def _plan(trainer: RlTrainer, lengths: np.ndarray) -> list[list[int]]:
 
 def rl_samples(bench: Workbench, trainer: RlTrainer) -> list[Sample]:
     """Demonstrations as if the policy had sampled them, with rewards by chance."""
-    chosen = bench.demonstrations[:RL_SAMPLES]
+    chosen = bench.demonstrations[: bench.sizes.rl_samples]
     scored = trainer.logprobs([s.tokens for s in chosen])
     draw = random.Random(0)
     return [

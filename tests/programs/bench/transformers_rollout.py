@@ -20,7 +20,7 @@ from engines.sglang.client import GenerationClient
 from tests.parts.rollout_parts import producer_of
 from tests.parts.stage_parts import stage_context
 from tests.programs.bench.clock import Clock, Spent, median_ratio, timed
-from tests.programs.bench.grpo import CONTEXT, GROUP, NEW_TOKENS, PROMPTS, endless_domain
+from tests.programs.bench.grpo import CONTEXT, endless_domain
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
@@ -29,6 +29,7 @@ REPEATS = 5
 
 
 async def measure(bench: Workbench, engines: Servers) -> Row:
+    sizes = bench.sizes
     router, _ = await asyncio.to_thread(engines.serve, bench.endless, 1)
     notes = stage_context(bench.folder, "rollout-transformers", {}).checkpoints
     model = _load(bench.endless)
@@ -44,16 +45,17 @@ async def measure(bench: Workbench, engines: Servers) -> Row:
             )
             domain = endless_domain(bench)
             producer, _ = producer_of(
-                roller, [domain], groups_per_step=PROMPTS, group_size=GROUP, seed=repeat,
+                roller, [domain], groups_per_step=sizes.prompts, group_size=sizes.group,
+                seed=repeat,
                 journal=RolloutJournal(notes),
             )  # fmt: skip
             clock = Clock()
             sampled = await fill(producer)
             ours.append(clock.spent())
             prompts = [bench.chat.prompt_ids(g.problem) for g in sampled.groups for _ in g.samples]
-            theirs.append(timed(lambda given=prompts: _generate(model, given)))
+            theirs.append(timed(lambda given=prompts: _generate(model, given, sizes.new_tokens)))
     ratio = median_ratio(theirs[1:], ours[1:])
-    tokens = PROMPTS * GROUP * NEW_TOKENS
+    tokens = sizes.prompts * sizes.group * sizes.new_tokens
     speed = tokens / sorted(spent.wall for spent in ours[1:])[REPEATS // 2]
     return Row(
         "rollout tokens/s over transformers' generate, 1 server",
@@ -72,7 +74,7 @@ def _load(folder: Path) -> Any:
     return model
 
 
-def _generate(model: Any, prompts: list[list[int]]) -> None:
+def _generate(model: Any, prompts: list[list[int]], new_tokens: int) -> None:
     longest = max(map(len, prompts))
     padding = [[0] * (longest - len(ids)) for ids in prompts]
     pairs = list(zip(padding, prompts, strict=True))
@@ -80,8 +82,8 @@ def _generate(model: Any, prompts: list[list[int]]) -> None:
         answer = model.generate(
             torch.tensor([pad + ids for pad, ids in pairs]),
             attention_mask=torch.tensor([pad + [1] * len(ids) for pad, ids in pairs]),
-            max_new_tokens=NEW_TOKENS, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            max_new_tokens=new_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
             pad_token_id=0,
         )  # fmt: skip
-    if answer.shape[1] != longest + NEW_TOKENS:
+    if answer.shape[1] != longest + new_tokens:
         raise RuntimeError(f"transformers gave {answer.shape[1] - longest} tokens a prompt")

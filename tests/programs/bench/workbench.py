@@ -1,4 +1,4 @@
-"""What the rows share: the demo's model, briefly trained, and its domains.
+"""What the rows share: a model and its domains. It is the demo's, briefly trained, or a real one.
 
 Everything runs in the bench's own process and its children, without Ray, so that a figure is the
 engine's own; only the stages' overhead is measured on the whole stack.
@@ -31,9 +31,29 @@ from tests.parts.tiny import without_end
 
 COLD_START_STEPS = 300
 _DEMONSTRATIONS = 600
-_BATCH = 16
 CONSTANT = Optimizer(lr=1e-6)
 """slow enough that the last step of a measurement works on the same numbers as the first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much the rows work: a large model takes longer for each token."""
+
+    prompts: int = 32
+    group: int = 8
+    new_tokens: int = 32
+    grpo_steps: int = 8
+    sft_steps: int = 40
+    sft_batch: int = 16
+    rl_samples: int = 256
+    repeats: int = 7
+    trl_limit_s: int = 240
+
+
+OF_THE_REAL_MODEL = Sizes(
+    prompts=6, group=6, new_tokens=24, grpo_steps=3, sft_steps=2, sft_batch=8, rl_samples=32,
+    repeats=3, trl_limit_s=900,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,7 @@ class Workbench:
     chat: Chat
     demonstrations: list[TokenSequence]
     """solved problems of all domains, shuffled"""
+    sizes: Sizes = Sizes()
 
     def domain(self, name: str) -> LiveDomain:
         return open_domain(domain_of(self.recipe.experts[name])).live
@@ -65,9 +86,9 @@ class Workbench:
 
     def batches(self, count: int, start: int = 0) -> list[list[TokenSequence]]:
         """Batches of demonstrations, laid end to end."""
-        size = len(self.demonstrations)
+        size, batch = len(self.demonstrations), self.sizes.sft_batch
         return [
-            [self.demonstrations[i % size] for i in range(n * _BATCH, (n + 1) * _BATCH)]
+            [self.demonstrations[i % size] for i in range(n * batch, (n + 1) * batch)]
             for n in range(start, start + count)
         ]
 
@@ -76,7 +97,7 @@ class Workbench:
 def workbench(folder: Path) -> Generator[Workbench]:
     """The model is made and trained here; this process is a trainer rank meanwhile."""
     recipe = load_recipe("cpu-demo")
-    start = _random_base(recipe, folder)
+    start = _base(recipe, folder)
     chat = Chat.load(start)
     start_parallel(0, 1, f"tcp://127.0.0.1:{free_ports(1)[0]}", Parallel())
     try:
@@ -93,7 +114,22 @@ def workbench(folder: Path) -> Generator[Workbench]:
         stop_parallel()
 
 
-def _random_base(recipe: Recipe, folder: Path) -> Path:
+@contextmanager
+def real_workbench(folder: Path) -> Generator[Workbench]:
+    """SmolLM2-135M-Instruct as it is; this process is a trainer rank meanwhile."""
+    recipe = load_recipe("smollm")
+    model = _base(recipe, folder)
+    chat = Chat.load(model)
+    start_parallel(0, 1, f"tcp://127.0.0.1:{free_ports(1)[0]}", Parallel())
+    try:
+        endless = without_end(model, folder / "endless")
+        demonstrations = _demonstrations(recipe, chat)
+        yield Workbench(folder, recipe, model, endless, chat, demonstrations, OF_THE_REAL_MODEL)
+    finally:
+        stop_parallel()
+
+
+def _base(recipe: Recipe, folder: Path) -> Path:
     curricula = [domain.curriculum for domain in recipe.domains]
     context = stage_context(folder, "base", {})
     spec = BaseSpec(settings=recipe.base, curricula=curricula)

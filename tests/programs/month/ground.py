@@ -11,6 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flows.catalog import plan_of
 from flows.load import load_recipe
 from flows.running.new_run import new_run
@@ -27,6 +29,14 @@ from tests.parts.mlflow_server import MlflowServer
 
 STAGE = "reasoning-rl"
 BASE_DIGEST = "b" * 64
+
+
+def fixed_work() -> None:
+    """Some milliseconds of what a loop and a page do: objects, text, small arrays. The same work
+    takes longer where a neighbour uses the processor's caches, and costs are divided by it."""
+    rows = [{"id": str(i), "tokens": list(range(i % 40)), "reward": i % 7 / 7} for i in range(300)]
+    read = json.loads(json.dumps(rows))
+    np.array([row["reward"] for row in read] * 20).argsort()
 
 
 @dataclass(slots=True)

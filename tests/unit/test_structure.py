@@ -190,7 +190,7 @@ def heavy_packages() -> dict[str, list[str]]:
         "print('\\n' + json.dumps(found))"
     )
     run = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, cwd="/"
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=240, cwd="/"
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])

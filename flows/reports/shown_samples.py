@@ -25,7 +25,6 @@ from flows.running.records import RunRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
-from infra.store.store import check_file
 
 BUDGET = 1_500_000
 """characters of JSON for all samples of a page"""
@@ -225,11 +224,10 @@ def _open(record: RunRecord, view: StageView, name: str) -> BinaryIO | None:
 
 def _rows(file: BinaryIO) -> list[Mapping[str, Any]]:
     rows = ParquetRows(file)
-    known = rows.columns(_CHOSEN_BY)
-    numbers = range(len(rows))
-    if len(rows) > _MOST_ROWS:
-        numbers = [n * len(rows) // _MOST_ROWS for n in range(_MOST_ROWS)]
-    return [_KeptRow(known[number], rows, number) for number in numbers]
+    count = min(len(rows), _MOST_ROWS)
+    numbers = [n * len(rows) // count for n in range(count)]
+    known = rows.columns(_CHOSEN_BY, numbers)
+    return [_KeptRow(each, rows, number) for each, number in zip(known, numbers, strict=True)]
 
 
 def opened_file(artifacts: ArtifactStore, manifest: Manifest, name: str) -> BinaryIO | None:
@@ -245,5 +243,5 @@ def opened_file(artifacts: ArtifactStore, manifest: Manifest, name: str) -> Bina
     if folder is None:
         data = artifacts.read(manifest.kind, manifest.digest, name)
         return None if data is None else io.BytesIO(data)
-    check_file(folder / name, file, url)
+    artifacts.verified.check(folder, [file], url, store.on_progress)
     return (folder / name).open("rb")

@@ -58,7 +58,7 @@ class ArtifactStore:
     def __init__(self, store: Store, cache: Path) -> None:
         self.store = store
         self._cache = cache
-        self._verified = VerifiedFiles(cache / "verified")
+        self.verified = VerifiedFiles(cache / "verified")
 
     def find(self, kind: str, digest: str) -> ArtifactRecord | None:
         """The finished artifact, if any. Raises CorruptArtifact when its manifest is damaged."""
@@ -130,6 +130,7 @@ class ArtifactStore:
                 self.store.delete_tree(f"{place}/a{attempt}")
                 raise _fenced_out(kind, digest, attempt) from error
         self.tidy(kind, digest)
+        self.verified.note(self.store.local_path(f"{place}/a{attempt}"), files)
         return self.record(manifest)
 
     def tidy(self, kind: str, digest: str) -> None:
@@ -156,7 +157,7 @@ class ArtifactStore:
                 "deleted. Run again: the stage is redone"
             )
         place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
-        return cached_copy(self.store, place, manifest.files, self._cache, self._verified)
+        return cached_copy(self.store, place, manifest.files, self._cache, self.verified)
 
     def read(self, kind: str, digest: str, name: str) -> bytes | None:
         """One small file of a finished artifact, without the others; None where there is none.

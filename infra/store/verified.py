@@ -34,13 +34,18 @@ class VerifiedFiles:
         def check(file: FileRecord) -> None:
             check_file(folder / file.path, file, origin, on_progress)
 
-        note = self._note(folder)
-        known = _read(note)
+        known = _read(self._note(folder))
         changed = [f for f in files if known.get(f.path) != _stamp(folder / f.path, f)]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(check, changed))
-        if note is not None and changed:
-            _write(note, {f.path: _stamp(folder / f.path, f) for f in files})
+        if changed:
+            self.note(folder, changed)
+
+    def note(self, folder: Path | None, files: Sequence[FileRecord]) -> None:
+        """Remember local files that are as their records say: they were hashed on their way."""
+        note = self._note(folder) if folder is not None else None
+        if folder is not None and note is not None:
+            _write(note, _read(note) | {f.path: _stamp(folder / f.path, f) for f in files})
 
     def _note(self, folder: Path) -> Path | None:
         if self._notes is None:

@@ -52,10 +52,13 @@ class ParquetRows:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def columns(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Of each row the values of these columns; of those that the file has."""
+    def columns(
+        self, names: Sequence[str], rows: Sequence[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """Of each row, or of these, the values of these columns; of those that the file has."""
         there = [name for name in names if name in self._file.schema_arrow.names]
-        return self._file.read(columns=there).to_pylist()
+        table = self._file.read(columns=there)
+        return (table if rows is None else table.take(list(rows))).to_pylist()
 
     def row(self, number: int) -> dict[str, Any]:
         """A whole row; the one read last costs nothing."""

@@ -103,7 +103,7 @@ def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     shown = _report(record).model_dump()
     assert set(shown) == {
         "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
-        "scaling", "tasks", "versions", "curves", "admissions", "rounds",
+        "scaling", "tasks", "versions", "curves", "admissions", "rounds", "sampled",
         "warnings", "no_verdict", "pathologies",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]

@@ -10,8 +10,9 @@ from infra.errors import InputError
 from infra.hooks import construct, require_methods, resolve
 
 
-def build(name: str, options: Mapping[str, Any] | None = None) -> Curriculum:
-    """The curriculum `name` (built in, or `module:attribute`) made with its options.
+def build(name: str, options: Mapping[str, Any] | None = None, mcp: object = None) -> Curriculum:
+    """The curriculum `name` (built in, or `module:attribute`) made with its options; its problems
+    have the tools of an MCP server, if `mcp` are the settings of one.
 
     Raises `InputError` for an unknown name, a path that does not lead to a curriculum, or options
     that it does not take.
@@ -19,7 +20,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Curriculum:
     factory = resolve("curriculum", name, BUILT_IN)
     curriculum = construct("curriculum", name, factory, options or {})
     require_methods("curriculum", name, curriculum, ("problems", "demonstrations", "environment"))
-    return curriculum
+    return curriculum if mcp is None else resolve("tools", WITH_TOOLS, {})(curriculum, mcp)
 
 
 def build_environment(name: str, options: Mapping[str, Any]) -> Environment:
@@ -29,6 +30,9 @@ def build_environment(name: str, options: Mapping[str, Any]) -> Environment:
         raise InputError(f"curriculum {name!r} has no environment")
     return environment
 
+
+WITH_TOOLS = "curricula.mcp.mcp_tools:with_tools"
+"""named by settings with `mcp` alone, so that no other stage runs again after an edit"""
 
 BUILT_IN: Mapping[str, str] = {
     "reasoning": "curricula.reasoning:Reasoning",

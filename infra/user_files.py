@@ -11,6 +11,7 @@ import base64
 import glob
 import hashlib
 import importlib
+import importlib.util
 import os
 import re
 import secrets
@@ -187,3 +188,19 @@ def _forget_others(folder: Path | None) -> None:
 def _is_hook_outside(file: str, folder: Path | None) -> bool:
     """Say whether a file is an installed hook that is not in this folder."""
     return HOOK_COPY.search(file) is not None and folder not in Path(file).parents
+
+
+def program_files(module: str) -> dict[str, bytes]:
+    """Contents by name of a module, or of a package with all that lies in it; none of the empty
+    name. Raises InputError for one that is not there."""
+    if not module:
+        return {}
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise InputError(f"program: no module {module!r}; list its file under `hooks`")
+    origin = Path(spec.origin)
+    if not spec.submodule_search_locations:
+        return {origin.name: origin.read_bytes()}
+    files = (file for file in sorted(origin.parent.rglob("*")) if file.is_file())
+    kept = (file for file in files if "__pycache__" not in file.parts)
+    return {file.relative_to(origin.parents[1]).as_posix(): file.read_bytes() for file in kept}

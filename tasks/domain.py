@@ -17,6 +17,7 @@ from pydantic import (
 
 from curricula.built_in_curricula import BUILT_IN as CURRICULA
 from curricula.built_in_curricula import OF_LIBRARIES
+from curricula.mcp.spec import McpServer
 from curricula.prompt_files.spec import PromptFiles, PromptSource
 from engines.rollout.protocols import DRIVERS
 from engines.sglang.spec import FleetSpec
@@ -55,6 +56,9 @@ class HookSpec(Config):
 
 class CurriculumSpec(HookSpec):
     """Where problems and demonstrations come from."""
+
+    mcp: McpServer | None = Field(default=None, exclude_if=lambda mcp: mcp is None)
+    """an MCP server, whose tools the model may call; for a curriculum without an environment"""
 
     @field_validator("options")
     @classmethod
@@ -251,7 +255,12 @@ class Domain(Config):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Domain:
-        """A library's task rolls out and scores by itself."""
+        """A library's task rolls out and scores by itself; tools are called in a conversation."""
+        if self.curriculum.mcp is not None and self.max_turns == 1:
+            raise ValueError(
+                "max_turns: is 1, so no result of an MCP server's tools would reach the model;"
+                " write 2 or more"
+            )
         judge, driver = "library-score", "library"
         is_posed = self.curriculum.name in OF_LIBRARIES
         if is_posed != (self.driver.name == driver):

@@ -154,7 +154,8 @@ def open_domain(
 ) -> OpenDomain:
     """Build a domain's curriculum, environment and rubric; `roles` are what its rewards ask, and
     `sharing` is how many processes have their bounds together. Raises InputError."""
-    curriculum = build_curriculum(domain.curriculum.name, domain.curriculum.options)
+    named = domain.curriculum
+    curriculum = build_curriculum(named.name, named.options, named.mcp)
     environment, processes = _environment(domain, curriculum)
     terms: list[Term] = []
     connected: list[Connected] = []
@@ -231,7 +232,7 @@ def _environment(
             f"domain {domain.name!r} asks for max_turns {domain.max_turns}, but its curriculum "
             f"{named.name!r} has no environment, so nothing could answer the model's first turn"
         )
-    if environment is None or named.name in CURRICULA:
+    if environment is None or named.name in CURRICULA or named.mcp is not None:
         return environment, []
     apart = ProcessEnvironment(named.name, named.options, domain.timeout_s)
     return apart, [apart.process]

@@ -13,12 +13,10 @@ The sandbox reaches nothing but the gateway. How the rollout ends:
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import cast
 
 from engines.agents.agent_session import AgentSession
@@ -37,6 +35,7 @@ from infra.sandbox.sandbox import (
     SandboxResult,
     inside,
 )
+from infra.user_files import program_files
 
 PORT = 8080
 """of the gateway, in the sandbox"""
@@ -197,22 +196,6 @@ def _stop(started: asyncio.Future[Sandbox]) -> None:
 
 
 PROBLEM = "problem.json"
-
-
-def program_files(module: str) -> dict[str, bytes]:
-    """Contents by name of a module, or of a package with all that lies in it; none of the empty
-    name. Raises InputError for one that is not there."""
-    if not module:
-        return {}
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise InputError(f"program: no module {module!r}; list its file under `hooks`")
-    origin = Path(spec.origin)
-    if not spec.submodule_search_locations:
-        return {origin.name: origin.read_bytes()}
-    files = (file for file in sorted(origin.parent.rglob("*")) if file.is_file())
-    kept = (file for file in files if "__pycache__" not in file.parts)
-    return {file.relative_to(origin.parents[1]).as_posix(): file.read_bytes() for file in kept}
 
 
 def files_of_problem(problem: Problem) -> dict[str, bytes]:

@@ -84,7 +84,8 @@ def _domain(domains: Sequence[Domain], name: str) -> Domain:
 
 
 def _can_be_tried(domain: Domain) -> bool:
-    return isinstance(build(domain.curriculum.name, domain.curriculum.options), Admissible)
+    named = domain.curriculum
+    return isinstance(build(named.name, named.options, named.mcp), Admissible)
 
 
 async def _findings(domain: Domain, split: Split, count: int, seed: int) -> list[Finding]:

@@ -22,5 +22,5 @@ async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
 
 
 def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:
-    built = [build(c.name, c.options) for c in spec.curricula]
+    built = [build(c.name, c.options, c.mcp) for c in spec.curricula]
     return [d for curriculum in built for d in draw_examples(curriculum, count, spec.seed)]

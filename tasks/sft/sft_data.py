@@ -150,7 +150,7 @@ def _demonstrations(spec: SftSpec, chat: Chat, admitted: Path | None) -> _Source
     from curricula.built_in_curricula import build
 
     assert spec.curriculum is not None
-    curriculum = build(spec.curriculum.name, spec.curriculum.options)
+    curriculum = build(spec.curriculum.name, spec.curriculum.options, spec.curriculum.mcp)
     if admitted is not None:
         curriculum = resolve("admitted problems", ONLY_ADMITTED, {})(curriculum, admitted)
     drawn = draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed)

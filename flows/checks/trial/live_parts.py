@@ -112,7 +112,7 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     curriculum: Any = None
     if imported(at, "curriculum", named.name, attempts):
         _, curriculum = attempts.call(
-            at, named.name, lambda: build_curriculum(named.name, named.options)
+            at, named.name, lambda: build_curriculum(named.name, named.options, named.mcp)
         )
     if curriculum is None:
         return None
@@ -203,7 +203,9 @@ def try_changed(placed: PlacedCurriculum, base: BaseSettings, attempts: Attempts
     from curricula.built_in_curricula import build
 
     named = placed.curriculum
-    fine, made = attempts.call(placed.where, named.name, lambda: build(named.name, named.options))
+    fine, made = attempts.call(
+        placed.where, named.name, lambda: build(named.name, named.options, named.mcp)
+    )
     if fine:
         read_rows(placed.where, named.name, made, base, attempts)
 

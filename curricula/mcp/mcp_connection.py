@@ -261,6 +261,8 @@ class McpConnection:
                     raise McpLost(f"{self._server.title} does not start: {self._said[-_TOLD:]}")
                 yield came.result()
             finally:
+                if came.done() and came.result()[0].at_eof():  # it ended, and may say why
+                    await asyncio.wait({running}, timeout=1.0)
                 await asyncio.to_thread(box.stop)
                 await asyncio.wait({running}, timeout=_CLOSE_S)
         finally:

@@ -17,14 +17,15 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
 from engines.agents.agent_session import AgentSession
 from engines.agents.gateway import shared_gateway
 from engines.agents.limits import SessionLimits
+from engines.agents.wire.content_parts import arguments_text
 from engines.agents.wire.wire_format import MODEL
 from engines.rollout.drivers.session_host import End, SessionHost
-from engines.types import Problem, Rollout, Status
+from engines.types import Message, Problem, Rollout, Status
 from infra.errors import InputError
 from infra.sandbox.kinds import bubblewrap
 from infra.sandbox.sandbox import (
@@ -203,16 +204,34 @@ def files_of_problem(problem: Problem) -> dict[str, bytes]:
     name."""
     said = {
         "id": problem.id,
-        "messages": [_message(m.role, m.content) for m in problem.messages],
+        "messages": _written(problem.messages),
         "tools": [asdict(tool) for tool in problem.tools],
     }
-    given = problem.metadata.get("files", {})
-    if not isinstance(given, Mapping):
+    given: Any = problem.metadata.get("files", {})
+    if not isinstance(given, Mapping) or not all(isinstance(t, str) for t in given.values()):
         raise InputError(f"problem {problem.id}: metadata.files must map names to texts")
     files = cast("Mapping[str, str]", given)
     found = {name: text.encode() for name, text in files.items()}
     return {**found, PROBLEM: json.dumps(said, default=dict).encode()}
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def _written(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As Chat Completions has them, with calls and thoughts: a program may send them on."""
+    found: list[dict[str, Any]] = []
+    calls: list[str] = []
+    for at, message in enumerate(messages):
+        made: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            made["reasoning_content"] = message.reasoning
+        if message.role == "tool":
+            made["tool_call_id"] = calls.pop(0) if calls else ""
+        else:
+            calls = [f"call_{at}_{number}" for number, _ in enumerate(message.tool_calls)]
+        if message.tool_calls:
+            said = [{"name": c.name, "arguments": arguments_text(c)} for c in message.tool_calls]
+            made["tool_calls"] = [
+                {"id": name, "type": "function", "function": function}
+                for name, function in zip(calls, said, strict=True)
+            ]
+        found.append(made)
+    return found

@@ -85,6 +85,15 @@ def call(
     return ServerReply(origin, reply)
 
 
+def require_whole(reply: Mapping[str, Any], url: str) -> None:
+    """Raises Refused for an answer to `/generate` that the engine gave up: with the status that it
+    names, or 503, where another try may help."""
+    end = (reply.get("meta_info") or {}).get("finish_reason") or {}
+    if end.get("type") == "abort":
+        told = f"POST {url}/generate: the engine gave it up: {str(end)[:300]}"
+        raise Refused(told, end.get("status_code") or 503)
+
+
 def order(url: str, path: str, body: dict[str, Any], *, timeout: float) -> None:
     """The same for what changes a server's state: its answer has to say that this was done."""
     reply = call(url, path, body, timeout=timeout)

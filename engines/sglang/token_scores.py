@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import stamina
 
-from engines.sglang.http import NoAnswerInTime, NoConnection, Refused, call
+from engines.sglang.http import NoAnswerInTime, NoConnection, Refused, call, require_whole
 from engines.sglang.turn_queue import LANE_HEADER
 from infra.errors import EngineError
 
@@ -72,7 +72,9 @@ class TokenScorer:
         for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=_PATIENCE_S):
             with attempt:
                 key = {LANE_HEADER: uuid4().hex}  # any server may take it
-                return call(self._url, "/generate", body, timeout=self._timeout_s, headers=key)
+                said = call(self._url, "/generate", body, timeout=self._timeout_s, headers=key)
+                require_whole(said, self._url)
+                return said
         raise AssertionError("stamina raises what the last try raised")
 
 

@@ -11,13 +11,17 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
-from engines.sglang.http import connections, read_bounded
+from engines.sglang.http import Refused, connections, read_bounded, require_whole
 from engines.sglang.turn_queue import LANE_HEADER
 from infra.errors import EngineError
 
 _CONNECT_S = 30.0
 _AGAIN_S = 0.5
 _BUSY = (408, 429)
+
+
+def _may_pass(status: int) -> bool:
+    return status >= 500 or status in _BUSY
 
 
 class _Again(Exception):
@@ -78,14 +82,21 @@ class Scorer:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Again(f"POST {url}: no connection: {error!r}") from error
-        if status >= 500 or status in _BUSY:
+        if _may_pass(status):
             raise _Again(f"POST {url} failed ({status}): {text[:300]!r}")
         if status >= 400:
             raise EngineError(f"POST {url} was refused ({status}): {text[:300]!r}")
         try:
-            return orjson.loads(text)
+            reply = orjson.loads(text)
         except ValueError:
             raise EngineError(f"POST {url} did not answer with JSON: {text[:300]!r}") from None
+        try:
+            require_whole(reply, self._url)
+        except Refused as refused:
+            if _may_pass(refused.status):
+                raise _Again(str(refused)) from refused
+            raise
+        return reply
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from engines.agents.gateway import openapi
+from engines.agents.harness import files_of_problem
 from engines.agents.wire.anthropic_messages import Messages
 from engines.agents.wire.chat_completions import ChatCompletions
 from engines.agents.wire.responses import Responses
 from engines.agents.wire.wire_format import Answer, Refusal, Request, WireFormat
-from engines.types import AssistantTurn, Message, ToolCall
+from engines.types import AssistantTurn, Message, Problem, ToolCall
+from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
 
@@ -198,6 +201,19 @@ def test_answers_of_tools_come_in_the_order_of_the_calls(
     said = wire.request(orjson.dumps(body)).messages
     assert [call.name for call in said[1].tool_calls] == ["read", "list"]
     assert [message.content for message in said[2:]] == ["of a", "of b"]
+
+
+def test_a_program_is_given_a_problem_s_calls_and_thoughts_in_a_form_that_it_can_send_on() -> None:
+    calls = (CALL, ToolCall("list", {"n": 2**70}))
+    answers = (Message("tool", "of a"), Message("tool", "of b"))
+    asked = (*ASKED, Message("assistant", "", "both", calls), *answers, Message("user", "and now?"))
+    problem = Problem("p", "d", asked, metadata={"files": {"a.py": "print(1)"}})
+    files = files_of_problem(problem)
+    assert files["a.py"] == b"print(1)"
+    body = {"messages": json.loads(files["problem.json"])["messages"]}
+    assert ChatCompletions().request(json.dumps(body).encode()).messages == asked
+    with pytest.raises(InputError, match=r"problem p: metadata\.files must map names to texts"):
+        files_of_problem(replace(problem, metadata={"files": {"a.py": 1}}))
 
 
 @pytest.mark.parametrize("form", ["blocks", "text"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from curricula.prompt_files.prompt_reference import Reference, exact, read_reference
+from curricula.prompt_files.row_tests import TESTS
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import TALKS, read_asked, read_system, with_system
 from curricula.rows.conversation import fault_of_calls, fault_of_text
@@ -190,7 +191,9 @@ def _with_wording(said: tuple[Message, ...], source: PromptSource) -> tuple[Mess
 
 def _solution(row: Fields, name: str, reference: Reference) -> str:
     if name:
-        return text_of(row.column(name), name)
+        text = text_of(row.column(name), name)
+        is_code = isinstance(reference.value, dict) and TESTS in reference.value
+        return f"```python\n{text}\n```" if is_code and "```" not in text else text
     value = reference.value
     answer = value.get("answer") if isinstance(value, dict) else None
     if isinstance(answer, list) and answer:  # several that are right

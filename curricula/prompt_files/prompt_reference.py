@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
+from curricula.prompt_files.row_tests import TESTS, read_tests
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import ANSWERS
 from curricula.rows.fields import Fields, is_empty
@@ -21,6 +22,9 @@ ANSWER = "answer"
 """the field that rewards which compare an answer read"""
 _ONE_THING = ("reference", "answer", "ground_truth", "expected_answer", "final_answer")
 """names for what an answer has to be, of which a row has one"""
+RUBRIC = "rubric"
+"""the field that holds how the row wants to be judged"""
+_RUBRICS = (RUBRIC, "rubrics")
 _INSIDE = {"reward_model": "ground_truth"}
 """columns of objects that hold one (verl)"""
 _LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
@@ -42,13 +46,16 @@ class Reference(NamedTuple):
 
 def read_reference(row: Fields, source: PromptSource) -> Reference:
     """Raises BadRow where it is empty, and where the rewards read what it lacks."""
-    name = source.columns.reference or _found(row)
+    beside, said = _beside(row, source)
+    if TESTS in beside and not set(source.needs) - {TESTS, RUBRIC, ""}:
+        return Reference(beside, said)
+    name = _found(row) if TESTS in beside else source.columns.reference or _found(row)
     if not source.columns.reference and not source.reference_pattern:
         _refuse_two(row)
     if not name:
-        if fault := _fault(row, {}, source.needs, "has no reference"):
+        if fault := _fault(row, beside, source.needs, "has no reference"):
             raise BadRow(Reason.REFERENCE, fault)
-        return Reference({}, "no reference")
+        return Reference(beside, said or "no reference")
     value, how = row.column(name), ""
     if is_no_answer(value):
         what = "holds an empty answer" if isinstance(value, list) and value else "is empty"
@@ -62,10 +69,30 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
     _refuse_written_object(value, name, source.needs)
     value = exact(value)
     made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
+    made = made | beside
     has = f"{name}: is an object of {', '.join(made)}"
     if fault := _fault(row, made, source.needs, has):
         raise BadRow(Reason.REFERENCE, fault)
     return Reference(made, f"reference {name}{how}", _fault(row, made, [ANSWER], has))
+
+
+def _beside(row: Fields, source: PromptSource) -> tuple[dict[str, Json], str]:
+    """Fields of a reference that have columns of their own, and which: a rubric, and tests where a
+    reward reads them or no other reference is there. Raises BadRow."""
+    found: dict[str, Json] = {}
+    said = ""
+    is_read = TESTS in source.needs
+    if is_read or not (source.columns.reference or _found(row)):
+        try:
+            found[TESTS], name = read_tests(row, source.columns.reference)
+            said = f"tests {name}"
+        except BadRow:
+            if is_read:
+                raise
+    if (name := row.first(_RUBRICS)) and isinstance(row.values.get(name), str | list):
+        found[RUBRIC] = exact(row.get(name))
+        said = said or f"rubric {name}"
+    return found, said
 
 
 def _refuse_written_object(value: Any, name: str, needs: list[str]) -> None:

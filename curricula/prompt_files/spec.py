@@ -31,7 +31,8 @@ class PromptColumns(Config):
     reference: str = ""
     """what the reward compares with; empty: the first that a row has of `reference`, `answer`,
     `ground_truth`, `target`, `label`, `expected_answer`, `final_answer`,
-    `reward_model.ground_truth`, or nothing"""
+    `reward_model.ground_truth`, or nothing; for the reward `code` its tests: empty: `tests`,
+    `test_list`, `test`, `test_cases`, `input_output`, `public_tests` and its like, or the same"""
     id: str = ""
     """a text or a number that no other row of the source has; empty: the prompt's checksum"""
     system: str = ""

@@ -15,6 +15,7 @@ from rewards.rubric import Rubric, Term
 pytestmark = pytest.mark.unit
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "code": {"sandbox": "unsafe"},
     "regex": {"pattern": r"\d+"},
     "length": {"budget": 9, "margin": 3},
     "external-judge": {
@@ -22,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "model": "m",
         "prompt": "{answer} {reference}",
     },
-    "judge": {"prompt": "{answer}? {reference.gold} {reference.unit}", "pattern": r"\d"},
+    "judge": {"prompt": "{answer}? {reference.gold} {rubric}", "pattern": r"\d"},
 }
 READ = {
     "math": ("answer",),
@@ -31,9 +32,10 @@ READ = {
     "agent-answer": ("answer", "needs"),
     "function-calls": ("task",),
     "repository-tests": ("files", "protected", "checks"),
+    "code": ("tests",),
     "constraints": ("constraints",),
     "reasoning-gym": ("dataset", "config", "seed", "index"),
-    "judge": ("gold", "unit"),
+    "judge": ("gold", "rubric"),
     "external-judge": ("",),
 }
 

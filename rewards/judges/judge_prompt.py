@@ -8,16 +8,21 @@ import statistics
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from string import Formatter
-from typing import Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from engines.types import Json, Message, Transcript, Verdict
+from engines.types import Json, Message, Problem, Transcript, Verdict
 from infra.config import Config
 from infra.json_text import value_text
+from rewards.references import reference_fault
 from rewards.text import spoken
 
-PLACES = ("question", "answer", "conversation", "reference")
+RUBRIC = "rubric"
+PLACES = ("question", "answer", "conversation", "reference", RUBRIC)
+_OF_ROWS = ("reference", RUBRIC)
+_CRITERIA, _POINTS = ("criterion", "description", "text"), ("points", "weight")
+"""what an item of a rubric calls its text (HealthBench, Rubrics as Rewards) and its weight"""
 
 
 def prompt_fault(template: str) -> str:
@@ -39,7 +44,8 @@ def prompt_fault(template: str) -> str:
 def reference_places(template: str) -> tuple[str, ...]:
     """The fields of a reference that a template shows; `""` for the whole of it."""
     places = [name.partition(".") for name in _names(template)]
-    return tuple(dict.fromkeys(key for first, _, key in places if first == "reference"))
+    shown = [RUBRIC if first == RUBRIC else key for first, _, key in places if first in _OF_ROWS]
+    return tuple(dict.fromkeys(shown))
 
 
 def filled(template: str, transcript: Transcript) -> str:
@@ -72,13 +78,51 @@ def _value(name: str, transcript: Transcript) -> str:
             return transcript.answer
         case "conversation", _, _:
             return _shown(transcript.messages, with_roles=True)
+        case "rubric", _, _:
+            return _rubric(problem)
         case _, "", _:
-            return _text(problem.reference)
+            return _text(_without_rubric(problem.reference))
         case _, _, key:
             held = problem.reference
             if not isinstance(held, dict) or key not in held:
                 raise ValueError(f"problem {problem.id}: its reference has no {key!r}")
             return _text(held[key])
+
+
+def _rubric(problem: Problem) -> str:
+    """A text as it is; of a list one line for each item. Raises ValueError."""
+    held: Any = problem.reference
+    given: Any = held.get(RUBRIC) if isinstance(held, dict) else None
+    if not given:
+        raise ValueError(f"problem {problem.id}: it has no rubric")
+    lines: list[str] = []
+    for item in cast("list[Any]", [given] if isinstance(given, dict) else given):
+        if isinstance(given, str):
+            return given
+        fields: dict[str, Any] = item if isinstance(item, dict) else {"text": item}
+        text = next((fields[name] for name in _CRITERIA if fields.get(name)), None)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"problem {problem.id}: an item of its rubric has no text under"
+                f" {' or '.join(_CRITERIA)}: {item!r:.80}"
+            )
+        points = next((fields[name] for name in _POINTS if fields.get(name) is not None), None)
+        lines.append(f"- {text}" if points is None else f"- {text} (points: {points})")
+    return "\n".join(lines)
+
+
+def _without_rubric(reference: Json) -> Json:
+    if not isinstance(reference, dict):
+        return reference
+    return {name: value for name, value in reference.items() if name != RUBRIC}
+
+
+def _has(reference: Json, template: str) -> bool:
+    """Whether a reference holds all that a template shows of it."""
+    return not any(
+        reference_fault(reference if key else _without_rubric(reference), [key])
+        for key in reference_places(template)
+    )
 
 
 def _shown(messages: Sequence[Message], *, with_roles: bool = False) -> str:
@@ -102,7 +146,10 @@ class JudgeQuestion(Config):
 
     prompt: str
     """what the judge is asked, with {question}, {answer}, {conversation}, {reference} or
-    {reference.NAME} in it; braces that are no place are doubled"""
+    {reference.NAME} in it, or {rubric}, the row's own; braces that are no place are doubled"""
+    reference_prompt: str = ""
+    """asked in place of `prompt` where a problem has all that this shows of its reference, or the
+    rubric; empty: `prompt` is asked of each"""
     system: str = ""
     """its system message; empty: none"""
     pattern: str | None = None
@@ -129,6 +176,12 @@ class JudgeQuestion(Config):
     def _can_be_asked(self) -> Self:
         if fault := prompt_fault(self.prompt):
             raise ValueError(f"prompt: {fault}")
+        if self.reference_prompt:
+            fault = prompt_fault(self.reference_prompt)
+            if not fault and not reference_places(self.reference_prompt):
+                fault = "shows no {reference} and no {rubric}, so every row would be asked it"
+            if fault:
+                raise ValueError(f"reference_prompt: {fault}")
         if len(self.choices) == 1:
             raise ValueError("choices: one choice tells nothing apart; write two or more")
         if any(not choice.strip() for choice in self.choices):
@@ -165,7 +218,9 @@ _SEARCH_S = 1.0
 def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Message, ...]:
     """What the judge is asked. Raises ValueError."""
     system = (Message("system", settings.system),) if settings.system else ()
-    return (*system, Message("user", filled(settings.prompt, spoken(transcript))))
+    other = settings.reference_prompt
+    template = other if other and _has(transcript.problem.reference, other) else settings.prompt
+    return (*system, Message("user", filled(template, spoken(transcript))))
 
 
 def read_verdict(settings: JudgeQuestion, said: str, *, is_whole: bool = True) -> Verdict:

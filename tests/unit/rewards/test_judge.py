@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from engines.chat import Chat
 from engines.sglang.roles.role_client import RoleClient
-from engines.types import Finish, Generation, Message, Problem, Status, ToolCall, Transcript
+from engines.types import Finish, Generation, Json, Message, Problem, Status, ToolCall, Transcript
 from engines.weight_versions import WeightVersions
 from rewards.judges.served import JudgeSettings, build_served, question
 from rewards.rubric import Rubric, Term
@@ -279,9 +279,66 @@ def test_a_prompt_shows_conversations_calls_and_references() -> None:
         question(settings.model_copy(update={"prompt": "{reference.colour}"}), transcript())
 
 
+RUBRIC: list[Any] = [
+    {"criterion": "Names a doctor.", "points": 5, "tags": []},
+    {"description": "Scolds.", "title": "Tone", "weight": -2},
+    "Is short.",
+]
+
+
+@pytest.mark.parametrize(
+    ("reference", "asked"),
+    [
+        (None, "Is A good?"),
+        ({"answer": ""}, "Is A good?"),
+        ({"rubric": RUBRIC}, "Is A good?"),
+        ({"answer": "4"}, 'Is A {"answer": "4"}?'),
+        ({"answer": "4", "rubric": RUBRIC}, 'Is A {"answer": "4"}?'),
+    ],
+)
+def test_a_row_with_a_reference_is_judged_by_a_prompt_of_its_own(reference: Json, asked: str):
+    choices = {"a": 1.0, "b": 0.0}
+    settings = JudgeSettings(
+        prompt="Is {answer} good?", reference_prompt="Is {answer} {reference}?", choices=choices
+    )
+    assert settings.reference_keys == ()
+    said = replace(
+        transcript(Message("assistant", "A")), problem=replace(PROBLEM, reference=reference)
+    )
+    assert question(settings, said).messages[0].content == asked
+
+
+def test_a_prompt_shows_the_criteria_of_the_row() -> None:
+    settings = JudgeSettings(
+        prompt="{answer}",
+        reference_prompt="{answer}\n{rubric}",
+        choices={"a": 1, "b": 0},
+    )
+
+    def asked(rubric: Json) -> str:
+        problem = replace(PROBLEM, reference={"rubric": rubric})
+        said = replace(transcript(Message("assistant", "A")), problem=problem)
+        return question(settings, said).messages[0].content
+
+    lines = ["A", "- Names a doctor. (points: 5)", "- Scolds. (points: -2)", "- Is short."]
+    assert asked(RUBRIC) == "\n".join(lines)
+    assert asked("Be brief.") == "A\nBe brief."
+    assert asked("") == "A"
+    with pytest.raises(ValueError, match="an item of its rubric has no text under criterion or"):
+        asked([{"points": 1}])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (
+            {"prompt": "{answer}", "pattern": "a", "reference_prompt": "{answer}"},
+            "reference_prompt: shows no {reference} and no {rubric}",
+        ),
+        (
+            {"prompt": "{answer}", "pattern": "a", "reference_prompt": "{rubric}"},
+            "reference_prompt: it shows nothing of what is judged",
+        ),
         ({"prompt": "{answer}"}, "write `pattern` or `choices`"),
         ({**ASK, "votes": 3}, "at temperature 0 all 3 would say the same"),
         (

@@ -126,7 +126,7 @@ class Gateway:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "")
-        if hmac.compare_digest(given.encode(), self._key.encode()):
+        if hmac.compare_digest(given.encode(errors="replace"), self._key.encode()):
             return None
         return _error(401, "give the key as `Authorization: Bearer KEY`", "invalid_api_key")
 

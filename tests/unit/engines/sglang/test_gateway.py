@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import httpx
 import pytest
@@ -122,11 +123,12 @@ def test_an_answer_that_nobody_waits_for_is_given_up(url: str) -> None:
         (b'{"model": ["first"]}', KEYED, 404, "no model"),
         (b'{"model": "first"}', {}, 401, "give the key"),
         (b'{"model": "first"}', {"Authorization": "Bearer sk-wrong"}, 401, "give the key"),
+        (b'{"model": "first"}', {"Authorization": b"Bearer \xff"}, 401, "give the key"),
         (b'{"model": "dead"}', KEYED, 502, "router does not answer"),
     ],
 )
 def test_what_cannot_be_answered_is_said_in_openai_s_form(
-    url: str, body: bytes, headers: dict[str, str], status: int, told: str
+    url: str, body: bytes, headers: dict[str, Any], status: int, told: str
 ) -> None:
     answer = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers)
     assert answer.status_code == status

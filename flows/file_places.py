@@ -117,12 +117,13 @@ def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _served_models(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Wherever a domain's reward names a model that it asks."""
+    """Wherever a domain's reward, or its user, names a model that it asks."""
     experts = data.get("experts")
     for owner in experts.values() if isinstance(experts, dict) else []:
         domain = owner.get("domain") if isinstance(owner, dict) else None
         rewards = domain.get("rewards") if isinstance(domain, dict) else None
-        for term in rewards if isinstance(rewards, list) else []:
+        user = domain.get("user") if isinstance(domain, dict) else None
+        for term in [*(rewards if isinstance(rewards, list) else []), user]:
             served = term.get("served") if isinstance(term, dict) else None
             if isinstance(served, dict):
                 yield served

@@ -26,6 +26,8 @@ from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
 from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, PENALTIES, SERVED_OPTIONS
 from rewards.built_in_rewards import BUILT_IN as REWARDS
+from rewards.judges.chat_api import ChatApiSettings
+from rewards.judges.judge_prompt import places_fault
 from rewards.references import reference_keys
 from tasks.stage import StageSpec
 
@@ -227,6 +229,42 @@ class DriverSpec(HookSpec):
         return (DRIVERS.get(self.name, self.name), *programs)
 
 
+USER = "user"
+
+
+class UserSpec(Config):
+    """A model that plays the user: it answers each turn that calls no tool."""
+
+    system: str
+    """who the user is and what they want, with {question}, {reference} or {reference.NAME} in it;
+    and when to say `stop`"""
+    served: ServedModel | None = None
+    """its model, served beside the policy; its role is `user` where it has no other"""
+    api: ChatApiSettings | None = None
+    """or a model at an address, with bounds as those of an `external-judge`"""
+    stop: str = Field(default="###STOP###", min_length=1)
+    """what the user says to end the conversation; the turn that holds it is left out"""
+    max_new_tokens: Count = 256
+    """of one of its turns; one that is cut off fails the sample"""
+    temperature: float = Field(default=0.0, ge=0)
+    thinking: bool | None = None
+    """whether a served user is asked for a thought, which nobody sees"""
+    timeout_s: PositiveFloat = 60.0
+    """time limit in seconds of one of its turns; a later one fails the sample"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("tasks.served.simulated_user:UserEnvironment",)
+
+    @model_validator(mode="after")
+    def _is_played_by_one(self) -> Self:
+        if (self.served is None) == (self.api is None):
+            raise ValueError("user: write either `served` or `api`, the model that plays it")
+        if fault := places_fault(self.system, ("question", "reference")):
+            raise ValueError(f"user.system: {fault}")
+        return self
+
+
 class Domain(Config):
     """What one expert is about."""
 
@@ -237,6 +275,8 @@ class Domain(Config):
     """the rubric: training reward = sum of weight x score"""
     driver: DriverSpec = DriverSpec()
     """what runs a rollout: a conversation with the curriculum's environment, or your own"""
+    user: UserSpec | None = Field(default=None, exclude_if=lambda user: user is None)
+    """who answers the model's turns without a call; left out: such a turn ends the conversation"""
     max_new_tokens: Count = 48
     """token budget of one rollout, over all its turns"""
     max_turns: PositiveInt = 1
@@ -256,11 +296,13 @@ class Domain(Config):
     @model_validator(mode="after")
     def _belongs_together(self) -> Domain:
         """A library's task rolls out and scores by itself; tools are called in a conversation."""
-        if self.curriculum.mcp is not None and self.max_turns == 1:
-            raise ValueError(
-                "max_turns: is 1, so no result of an MCP server's tools would reach the model;"
-                " write 2 or more"
-            )
+        for what, is_there in (("curriculum.mcp", self.curriculum.mcp), ("user", self.user)):
+            if is_there is not None and self.max_turns == 1:
+                raise ValueError(
+                    f"max_turns: is 1, so no answer of `{what}` would be read; raise it"
+                )
+            if is_there is not None and self.driver.name in ("harness", "library"):
+                raise ValueError(f"driver {self.driver.name}: does without `{what}`; leave it out")
         judge, driver = "library-score", "library"
         is_posed = self.curriculum.name in OF_LIBRARIES
         if is_posed != (self.driver.name == driver):
@@ -311,6 +353,7 @@ class ScoredDomain(Config):
     outcomes: list[RewardSpec] = Field(min_length=1)
     """judge whether an answer is right, from 0 to 1: one for each source of problems"""
     driver: DriverSpec = DriverSpec()
+    user: UserSpec | None = Field(default=None, exclude_if=lambda user: user is None)
     max_new_tokens: PositiveInt
     max_turns: PositiveInt
     timeout_s: PositiveFloat
@@ -327,6 +370,7 @@ class ScoredDomain(Config):
                 if term.outcome
             ],
             driver=domain.driver,
+            user=domain.user,
             max_new_tokens=domain.max_new_tokens,
             max_turns=domain.max_turns,
             timeout_s=domain.timeout_s,

@@ -33,7 +33,7 @@ from rewards.group_rewards import GroupRubric, GroupTerm
 from rewards.judges.served import RewardModel, build_served
 from rewards.rubric import Rubric, Term
 from rewards.verdicts import NoVerdict
-from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
+from tasks.domain import USER, Domain, RewardSpec, RewardTerm, ScoredDomain, UserSpec
 from tasks.served.served_roles import RoleClients, role_name
 
 BUILD_ENVIRONMENT = "curricula.built_in_curricula:build_environment"
@@ -127,7 +127,7 @@ class HasProcess(Protocol):
 
 @runtime_checkable
 class Connected(Protocol):
-    """A reward that asks servers which are not ours."""
+    """A reward or user that asks servers which are not ours."""
 
     async def close(self) -> None:
         """End its connections."""
@@ -140,13 +140,13 @@ class OpenDomain:
 
     live: LiveDomain
     environment: Environment | None
-    """what a conversation acts on; a driver may have a world of its own"""
+    """what a conversation acts on, beside its user; a driver may have a world of its own"""
     processes: Sequence[PartProcess]
     """of the parts that are not ours, or run what is not ours"""
     group_processes: Sequence[PartProcess] = ()
     """of rewards that judge groups: where these come together, and not where they are rolled out"""
     connected: Sequence[Connected] = ()
-    """rewards with connections of their own, to servers that are not ours"""
+    """rewards and users with connections of their own, to servers that are not ours"""
 
 
 def open_domain(
@@ -172,7 +172,12 @@ def open_domain(
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
         terms.append(as_term(term, reward))
     named = domain.driver
-    driver = build_driver(named.name, named.options, environment, domain.max_turns)
+    world = environment
+    if domain.user is not None:
+        says = _user(domain.user, roles, sharing)
+        connected += [says] if isinstance(says, Connected) else []
+        world = resolve("user", domain.user.parts[0], {})(domain.user, says, environment)
+    driver = build_driver(named.name, named.options, world, domain.max_turns)
     if isinstance(driver, HasProcess) and isinstance(driver.process, PartProcess):
         processes.append(driver.process)
     live = LiveDomain(
@@ -221,13 +226,23 @@ def _reward(term: RewardSpec, roles: RoleClients | None, sharing: int) -> Reward
     return ProcessReward(term.name, term.options, term.timeout_s)
 
 
+def _user(user: UserSpec, roles: RoleClients | None, sharing: int) -> object:
+    """What says the user's next words. Raises InputError."""
+    module = user.parts[0].partition(":")[0]
+    if user.served is None:
+        return resolve("user", f"{module}:ExternalUser", {})(user, sharing)
+    if roles is None:
+        raise InputError("the user is a served model, and none is served here")
+    return resolve("user", f"{module}:ServedUser", {})(user, roles.of(user.served.role or USER))
+
+
 def _environment(
     domain: Domain | ScoredDomain, curriculum: Curriculum
 ) -> tuple[Environment | None, list[PartProcess]]:
     """What a rollout of several turns acts on, and its process where it has one of its own."""
     named = domain.curriculum
     environment = curriculum.environment()
-    if domain.max_turns > 1 and environment is None:
+    if domain.max_turns > 1 and environment is None and domain.user is None:
         raise InputError(
             f"domain {domain.name!r} asks for max_turns {domain.max_turns}, but its curriculum "
             f"{named.name!r} has no environment, so nothing could answer the model's first turn"

@@ -46,6 +46,8 @@ def inexact_roles(stage: PlannedStage) -> Iterator[str]:
         if teacher.url:
             yield f"stage {stage.name}: nobody knows how exact the teacher of {domain} is"
     for domain in stage.spec.sampled_domains:
+        if domain.user is not None and domain.user.api is not None:
+            yield f"stage {stage.name}: the user of {domain.name} may say something else next time"
         if any(reward.name == EXTERNAL_JUDGE for reward in rewards_of(domain)):
             yield (
                 f"stage {stage.name}: an external judge of {domain.name} may say something else the"

@@ -1,33 +1,19 @@
 """`external-judge`: a reward that asks a model at an OpenAI-compatible address.
 
-    question ──▶ answered before? ──▶ a place ──▶ a time ──▶ POST /chat/completions ──▶ score
-                 (cache, by content)  (at_once)   (per minute)   again on 408, 429, 5xx
-
-Whatever goes wrong raises, and so makes a failed verdict: no answer, one that is too late, one that
-is no JSON or holds no score, a refusal, or a bound that is reached. It is never a score of 0.
+Whatever goes wrong raises, and so makes a failed verdict: what `ChatApi` raises, and an answer that
+is no JSON or holds no score. It is never a score of 0.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
-from urllib.parse import urlsplit
-from uuid import uuid4
-from weakref import WeakValueDictionary
+from typing import Any, Self
 
-from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from engines.types import Transcript, Verdict
-from infra.access import is_here
-from infra.code.digest import digest_of
 from infra.config import Count
-from infra.data_files.remembered import forget_unused
-from infra.errors import EngineError, InputError
-from infra.home import home
-from infra.secret_references import resolved
+from rewards.judges.chat_api import ChatApi, ChatApiSettings
 from rewards.judges.judge_prompt import (
     SHOWN,
     JudgeQuestion,
@@ -37,91 +23,24 @@ from rewards.judges.judge_prompt import (
     voted,
 )
 
-if TYPE_CHECKING:
-    import httpx
-
 EXTERNAL_JUDGE = "external-judge"
-_MOST_BYTES = 4 << 20
-"""of one reply"""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
-"""before another try; the reply's `Retry-After` counts up to the longest"""
 
 
-class ExternalJudgeSettings(JudgeQuestion):
+class ExternalJudgeSettings(ChatApiSettings, JudgeQuestion):
     """Options of the reward `external-judge`. With `pattern` or `choices` its answer is read as
     text; without them it is asked for JSON, {"reason": ..., "score": ...}."""
 
-    url: str
-    """where the API begins, e.g. https://api.example.com/v1; `/chat/completions` is added"""
-    model: str
-    """as the API calls it"""
-    key: str = Field(default="", pattern=r"^(secret:[A-Z][A-Z0-9_]*)?$")
-    """`secret:NAME`, which stands for the environment variable NAME; empty: it asks for none"""
     max_new_tokens: Count = 512
     """of the judge's answer, its thought included"""
-    token_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
-    """what the API calls that bound"""
-    body: dict[str, JsonValue] = Field(default_factory=dict)
-    """further fields of each request, e.g. {reasoning_effort: low}"""
-    at_once: Count = 16
-    """requests under way at the same time; each rollout worker has its share of them, and one at
-    least"""
-    calls_per_minute: Count = 600
-    """requests that are sent in a minute; they are spread evenly, also over rollout workers"""
-    max_calls: Count = 10_000
-    """requests that this reward of a domain may send in one attempt of a stage, tries and votes
-    included; every verdict after that is a failed one. Rollout workers have equal shares of them"""
-    tries: int = Field(default=5, ge=1, le=20)
-    """how often one question is sent, where the API is busy (429), broken (5xx) or not reached"""
-    cache: bool = True
-    """whether an answer is kept in this home until nobody asks for it for 30 days: the same
-    question is not paid for twice"""
-
-    @model_validator(mode="after")
-    def _has_an_address(self) -> Self:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url: {self.url!r} is no address; write https://HOST/v1")
-        if self.key and parts.scheme == "http" and not is_here(parts.hostname):
-            raise ValueError(
-                f"url: {self.url} would send the key in clear text; write https://, or leave `key`"
-                " out"
-            )
-        if reserved := {"model", "messages", "stream", "n"} & self.body.keys():
-            raise ValueError(f"body: {min(reserved)} is set already; leave it out")
-        return self
 
     @property
     def asks_for_json(self) -> bool:
         return self.pattern is None and not self.choices
 
 
-class _Message(BaseModel):
-    content: str | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Reply(BaseModel):
-    """What is read of a reply: https://platform.openai.com/docs/api-reference/chat/object."""
-
-    choices: list[_Choice] = Field(min_length=1)
-
-
 class _Score(BaseModel):
     score: FiniteFloat
     reason: str = ""
-
-
-class _Busy(Exception):
-    """Another try may help. The text says what happened."""
-
-    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
-        super().__init__(text)
-        self.retry_after_s = retry_after_s
 
 
 class ExternalJudge:
@@ -131,28 +50,12 @@ class ExternalJudge:
     def __init__(
         self, settings: ExternalJudgeSettings, timeout_s: float, sharing: int = 1, key: str = ""
     ) -> None:
-        """`timeout_s`: what one request may take, once it is sent; `sharing`: processes that have
-        the settings' bounds together; `key`: in place of the settings'. Raises InputError for a key
-        that is not set, and for fewer calls than processes."""
-        self._settings, self._timeout_s = settings, timeout_s
-        self._calls = settings.max_calls // sharing
-        self._apart_s = 60.0 * sharing / settings.calls_per_minute
-        if not self._calls:
-            raise InputError(
-                f"external-judge: `max_calls` ({settings.max_calls}) is to be shared by {sharing}"
-                " rollout workers; raise it, or have fewer `rollout_workers`"
-            )
-        self._url = f"{settings.url.rstrip('/')}/chat/completions"
-        self._key = key or cast("str", resolved(settings.key))
-        self._places = asyncio.Semaphore(max(settings.at_once // sharing, 1))
-        self._next_at = 0.0
-        """on the loop's clock, when the next request may be sent"""
-        self._sent = 0
-        self._client: httpx.AsyncClient | None = None
-        self._asking = WeakValueDictionary[str, asyncio.Lock]()
-        """by question: rollouts with the same answer wait for one verdict"""
-        self._looked_through: set[Path] = set()
-        """folders of answers from which those that nobody asks for any more were removed"""
+        """See `ChatApi`. Raises InputError."""
+        self._settings = settings
+        self._api = ChatApi(
+            settings, timeout_s, sharing, key,
+            title=EXTERNAL_JUDGE, max_new_tokens=settings.max_new_tokens,
+        )  # fmt: skip
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any], timeout_s: float, sharing: int = 1) -> Self:
@@ -160,46 +63,18 @@ class ExternalJudge:
         return cls(ExternalJudgeSettings.model_validate(options), timeout_s, sharing)
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        body = self._body(transcript)
-        return await voted(self._settings, lambda number: self._vote(body, number))
-
-    async def _vote(self, body: Mapping[str, Any], number: int) -> Verdict:
-        if not self._settings.cache:
-            return self._read(await self._ask(body))
-        asked = {"url": self._url, "body": body}
-        name = digest_of({**asked, "vote": number} if number else asked)
-        kept = home() / "cache" / "judged" / name[:2] / f"{name}.txt"
-        lock = self._asking.setdefault(name, asyncio.Lock())
-        async with lock:
-            if kept.exists():
-                return self._read(kept.read_text())
-            said = await self._ask(body)
-            verdict = self._read(said)
-            self._keep(kept, said)
-            return verdict
-
-    def _keep(self, path: Path, said: str) -> None:
-        _write(path, said)
-        if path.parent not in self._looked_through:
-            self._looked_through.add(path.parent)
-            forget_unused(path.parent)
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-
-    def _body(self, transcript: Transcript) -> dict[str, Any]:
         settings = self._settings
         asked = asked_messages(settings, transcript)
-        body: dict[str, Any] = {
-            "model": settings.model,
-            "messages": [{"role": m.role, "content": m.content} for m in asked],
-            "temperature": settings.temperature,
-            settings.token_field: settings.max_new_tokens,
-        }
+        messages = [{"role": m.role, "content": m.content} for m in asked]
+        more: dict[str, Any] = {"temperature": settings.temperature}
         if settings.asks_for_json:
-            body["response_format"] = {"type": "json_schema", "json_schema": _schema(settings)}
-        return body | settings.body
+            more["response_format"] = {"type": "json_schema", "json_schema": _schema(settings)}
+        return await voted(
+            settings, lambda number: self._api.answer(messages, more, self._read, number)
+        )
+
+    async def close(self) -> None:
+        await self._api.close()
 
     def _read(self, said: str) -> Verdict:
         settings = self._settings
@@ -222,88 +97,6 @@ class ExternalJudge:
             raise ValueError(f"its answer {why}: {said.strip()[:SHOWN]!r}")
         return Verdict(self._settings.unreadable, reason=f"the judge's answer {why}")
 
-    async def _ask(self, body: Mapping[str, Any]) -> str:
-        """What the model says. Raises EngineError."""
-        import stamina
-
-        try:
-            async with self._places:
-                async for attempt in stamina.retry_context(
-                    _wait_of,
-                    attempts=self._settings.tries,
-                    timeout=None,
-                    wait_initial=_FIRST_WAIT_S,
-                    wait_max=_LONGEST_WAIT_S,
-                ):
-                    with attempt:
-                        return await self._try(body)
-        except _Busy as error:
-            raise EngineError(f"{self._url}: {error}, {self._settings.tries} times") from None
-        raise AssertionError("stamina raises what the last try raised")
-
-    async def _try(self, body: Mapping[str, Any]) -> str:
-        await self._wait_for_turn()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                status, content = await self._post(body)
-        except TimeoutError:
-            raise EngineError(
-                f"{self._url}: no answer within timeout_s {self._timeout_s:g}"
-            ) from None
-        if status != 200:
-            raise EngineError(f"{self._url}: it refuses ({status}): {_text(content)}")
-        try:
-            first = _Reply.model_validate_json(content).choices[0]
-        except ValidationError:
-            raise EngineError(f"{self._url}: no chat completion: {_text(content)}") from None
-        if not first.message.content or first.finish_reason == "length":
-            raise EngineError(
-                f"{self._url}: its answer was cut off or empty ({first.finish_reason}): raise"
-                f" `max_new_tokens` ({self._settings.max_new_tokens})"
-            )
-        return first.message.content
-
-    async def _wait_for_turn(self) -> None:
-        """Requests are sent in equal distances. Raises EngineError once all of them are spent."""
-        if self._sent >= self._calls:
-            whole = self._settings.max_calls
-            share = "" if self._calls == whole else f", {self._calls} for this rollout worker,"
-            raise EngineError(f"{self._url}: `max_calls` ({whole}){share} are spent")
-        self._sent += 1
-        now = asyncio.get_running_loop().time()
-        at = max(self._next_at, now)
-        self._next_at = at + self._apart_s
-        await asyncio.sleep(at - now)
-
-    async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        """Status and content of the reply. Raises _Busy, EngineError."""
-        import httpx
-
-        if self._client is None:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            self._client = httpx.AsyncClient(headers=headers, timeout=None)
-        content = bytearray()
-        try:
-            async with self._client.stream("POST", self._url, json=body) as reply:
-                async for chunk in reply.aiter_bytes():
-                    content += chunk
-                    if len(content) > _MOST_BYTES:
-                        raise EngineError(f"{self._url}: its reply has more than {_MOST_BYTES} B")
-        except httpx.HTTPError as error:
-            raise _Busy(f"it is not reached ({type(error).__name__}: {error})") from error
-        if reply.status_code in (408, 429) or reply.status_code >= 500:
-            wait = reply.headers.get("retry-after", "")
-            seconds = float(wait) if wait.isdecimal() else None
-            raise _Busy(f"it is busy or broken ({reply.status_code})", seconds)
-        return reply.status_code, bytes(content)
-
-
-def _wait_of(error: Exception) -> bool | float:
-    """Whether there is another try, or after how many seconds."""
-    if not isinstance(error, _Busy):
-        return False
-    return True if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
-
 
 def _schema(settings: ExternalJudgeSettings) -> dict[str, Any]:
     """A verdict on the scale; the reason comes first, so that the score follows from it."""
@@ -316,15 +109,3 @@ def _schema(settings: ExternalJudgeSettings) -> dict[str, Any]:
         "additionalProperties": False,
     }
     return {"name": "verdict", "strict": True, "schema": schema}
-
-
-def _text(content: bytes) -> str:
-    return repr(content[:SHOWN].decode(errors="replace"))
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: other processes of this home may ask the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{uuid4().hex[:12]}")
-    draft.write_text(text)
-    os.replace(draft, path)

@@ -26,18 +26,25 @@ _CRITERIA, _POINTS = ("criterion", "description", "text"), ("points", "weight")
 
 
 def prompt_fault(template: str) -> str:
-    """Why a template cannot be filled in, in words; empty if it can."""
+    """Why a judge's template cannot be filled in, in words; empty if it can."""
+    if fault := places_fault(template, PLACES):
+        return fault
+    if not {"answer", "conversation"} & set(_names(template)):
+        return "it shows nothing of what is judged; write {answer} or {conversation} into it"
+    return ""
+
+
+def places_fault(template: str, places: Sequence[str]) -> str:
+    """Why a template does not have these places alone; empty if it has."""
     try:
         names = _names(template)
     except ValueError as error:
         return f"{error}; write {{{{ and }}}} for braces that are no place"
     for name in names:
         first, dot, _ = name.partition(".")
-        if first not in PLACES or (dot and first != "reference"):
-            allowed = ", ".join(f"{{{place}}}" for place in PLACES)
+        if first not in places or (dot and first != "reference"):
+            allowed = ", ".join(f"{{{place}}}" for place in places)
             return f"there is no {{{name}}}; allowed: {allowed}, {{reference.NAME}}"
-    if not {"answer", "conversation"} & set(names):
-        return "it shows nothing of what is judged; write {answer} or {conversation} into it"
     return ""
 
 

@@ -12,7 +12,7 @@ from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from infra.hub import is_hub_name
 from rewards.judges.served import REWARD_MODEL
-from tasks.domain import Domain, RewardSpec, ScoredDomain
+from tasks.domain import USER, Domain, RewardSpec, ScoredDomain
 
 if TYPE_CHECKING:
     from engines.sglang.roles.role_client import RoleAddress, RoleClient
@@ -95,6 +95,8 @@ def served_roles(
 
 def _asked(domain: AnyDomain) -> Iterator[ServedRole]:
     yield from filter(None, map(role_of, rewards_of(domain)))
+    if domain.user is not None and (served := domain.user.served) is not None:
+        yield ServedRole(served.role or USER, served.model, served.fleet, has_head=False)
 
 
 def _said(role: ServedRole) -> str:

@@ -117,7 +117,7 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     if curriculum is None:
         return None
     fine, environment = attempts.call(at, f"{named.name}.environment()", curriculum.environment)
-    if fine and environment is None and domain.max_turns > 1:
+    if fine and environment is None and domain.user is None and domain.max_turns > 1:
         attempts.problems.append(
             f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
         )

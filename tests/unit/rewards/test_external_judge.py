@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from engines.types import Message, Problem, Status, Transcript
 from infra.errors import EngineError, InputError
 from infra.home import home
-from rewards.judges import external_judge
+from rewards.judges import chat_api
 from rewards.judges.external_judge import ExternalJudge, ExternalJudgeSettings
 from rewards.rubric import Rubric, RubricJudgement, Term
 from tasks.domain import Domain
@@ -79,8 +79,8 @@ async def serving(*answers: Any) -> AsyncGenerator[Api]:
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    monkeypatch.setattr(external_judge, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(external_judge, "_LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(chat_api, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(chat_api, "_LONGEST_WAIT_S", 0.02)
 
 
 @asynccontextmanager

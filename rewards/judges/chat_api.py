@@ -1,0 +1,271 @@
+"""ChatApi: asks a model at an OpenAI-compatible address, within bounds, for judges and users.
+
+    question ──▶ answered before? ──▶ a place ──▶ a time ──▶ POST /chat/completions ──▶ text
+                 (cache, by content)  (at_once)   (per minute)   again on 408, 429, 5xx
+
+Whatever goes wrong raises: no answer, one that is too late, a refusal, or a bound that is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from urllib.parse import urlsplit
+from uuid import uuid4
+from weakref import WeakValueDictionary
+
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+
+from infra.access import is_here
+from infra.code.digest import digest_of
+from infra.config import Config, Count
+from infra.data_files.remembered import forget_unused
+from infra.errors import EngineError, InputError
+from infra.home import home
+from infra.secret_references import resolved
+from rewards.judges.judge_prompt import SHOWN
+
+if TYPE_CHECKING:
+    import httpx
+
+Read = TypeVar("Read")
+_MOST_BYTES = 4 << 20
+"""of one reply"""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
+"""before another try; the reply's `Retry-After` counts up to the longest"""
+
+
+class ChatApiSettings(Config):
+    """An OpenAI-compatible API, and what may be asked of it."""
+
+    url: str
+    """where the API begins, e.g. https://api.example.com/v1; `/chat/completions` is added"""
+    model: str
+    """as the API calls it"""
+    key: str = Field(default="", pattern=r"^(secret:[A-Z][A-Z0-9_]*)?$")
+    """`secret:NAME`, which stands for the environment variable NAME; empty: it asks for none"""
+    token_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    """what the API calls that bound"""
+    body: dict[str, JsonValue] = Field(default_factory=dict)
+    """further fields of each request, e.g. {reasoning_effort: low}"""
+    at_once: Count = 16
+    """requests under way at the same time; each rollout worker has its share of them, and one at
+    least"""
+    calls_per_minute: Count = 600
+    """requests that are sent in a minute; they are spread evenly, also over rollout workers"""
+    max_calls: Count = 10_000
+    """requests that may be sent for one domain in one attempt of a stage, tries and votes included;
+    every later one fails. Rollout workers have equal shares of them"""
+    tries: int = Field(default=5, ge=1, le=20)
+    """how often one question is sent, where the API is busy (429), broken (5xx) or not reached"""
+    cache: bool = True
+    """whether an answer is kept in this home until nobody asks for it for 30 days: the same
+    question is not paid for twice"""
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url: {self.url!r} is no address; write https://HOST/v1")
+        if self.key and parts.scheme == "http" and not is_here(parts.hostname):
+            raise ValueError(
+                f"url: {self.url} would send the key in clear text; write https://, or leave `key`"
+                " out"
+            )
+        if reserved := {"model", "messages", "stream", "n"} & self.body.keys():
+            raise ValueError(f"body: {min(reserved)} is set already; leave it out")
+        return self
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Reply(BaseModel):
+    """What is read of a reply: https://platform.openai.com/docs/api-reference/chat/object."""
+
+    choices: list[_Choice] = Field(min_length=1)
+
+
+class _Busy(Exception):
+    """Another try may help. The text says what happened."""
+
+    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class ChatApi:
+    """For one event loop."""
+
+    def __init__(
+        self,
+        settings: ChatApiSettings,
+        timeout_s: float,
+        sharing: int = 1,
+        key: str = "",
+        *,
+        title: str,
+        max_new_tokens: int,
+    ) -> None:
+        """`timeout_s`: what one request may take, once it is sent; `sharing`: processes that have
+        the settings' bounds together; `key`: in place of the settings'; `title`: who asks. Raises
+        InputError for a key that is not set, and for fewer calls than processes."""
+        self._settings, self._timeout_s = settings, timeout_s
+        self._max_new_tokens = max_new_tokens
+        self._calls = settings.max_calls // sharing
+        self._apart_s = 60.0 * sharing / settings.calls_per_minute
+        if not self._calls:
+            raise InputError(
+                f"{title}: `max_calls` ({settings.max_calls}) is to be shared by {sharing}"
+                " rollout workers; raise it, or have fewer `rollout_workers`"
+            )
+        self._url = f"{settings.url.rstrip('/')}/chat/completions"
+        self._key = key or cast("str", resolved(settings.key))
+        self._places = asyncio.Semaphore(max(settings.at_once // sharing, 1))
+        self._next_at = 0.0
+        """on the loop's clock, when the next request may be sent"""
+        self._sent = 0
+        self._client: httpx.AsyncClient | None = None
+        self._asking = WeakValueDictionary[str, asyncio.Lock]()
+        """by question: those who ask the same wait for one answer"""
+        self._looked_through: set[Path] = set()
+        """folders of answers from which those that nobody asks for any more were removed"""
+
+    async def answer(
+        self,
+        messages: list[dict[str, str]],
+        more: Mapping[str, Any],
+        read: Callable[[str], Read],
+        number: int = 0,
+    ) -> Read:
+        """What `read` makes of the model's text, which is kept if that does not raise. `more` are
+        further fields of the request; answers of other numbers are others. Raises EngineError."""
+        bound = {self._settings.token_field: self._max_new_tokens}
+        named = {"model": self._settings.model, "messages": messages}
+        body = named | dict(more) | bound | self._settings.body
+        if not self._settings.cache:
+            return read(await self._ask(body))
+        asked = {"url": self._url, "body": body}
+        name = digest_of({**asked, "vote": number} if number else asked)
+        kept = home() / "cache" / "judged" / name[:2] / f"{name}.txt"
+        lock = self._asking.setdefault(name, asyncio.Lock())
+        async with lock:
+            if kept.exists():
+                return read(kept.read_text())
+            said = await self._ask(body)
+            found = read(said)
+            self._keep(kept, said)
+            return found
+
+    def _keep(self, path: Path, said: str) -> None:
+        _write(path, said)
+        if path.parent not in self._looked_through:
+            self._looked_through.add(path.parent)
+            forget_unused(path.parent)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _ask(self, body: Mapping[str, Any]) -> str:
+        """What the model says. Raises EngineError."""
+        import stamina
+
+        try:
+            async with self._places:
+                async for attempt in stamina.retry_context(
+                    _wait_of,
+                    attempts=self._settings.tries,
+                    timeout=None,
+                    wait_initial=_FIRST_WAIT_S,
+                    wait_max=_LONGEST_WAIT_S,
+                ):
+                    with attempt:
+                        return await self._try(body)
+        except _Busy as error:
+            raise EngineError(f"{self._url}: {error}, {self._settings.tries} times") from None
+        raise AssertionError("stamina raises what the last try raised")
+
+    async def _try(self, body: Mapping[str, Any]) -> str:
+        await self._wait_for_turn()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, content = await self._post(body)
+        except TimeoutError:
+            raise EngineError(
+                f"{self._url}: no answer within timeout_s {self._timeout_s:g}"
+            ) from None
+        if status != 200:
+            raise EngineError(f"{self._url}: it refuses ({status}): {_text(content)}")
+        try:
+            first = _Reply.model_validate_json(content).choices[0]
+        except ValidationError:
+            raise EngineError(f"{self._url}: no chat completion: {_text(content)}") from None
+        if not first.message.content or first.finish_reason == "length":
+            raise EngineError(
+                f"{self._url}: its answer was cut off or empty ({first.finish_reason}): raise"
+                f" `max_new_tokens` ({self._max_new_tokens})"
+            )
+        return first.message.content
+
+    async def _wait_for_turn(self) -> None:
+        """Requests are sent in equal distances. Raises EngineError once all of them are spent."""
+        if self._sent >= self._calls:
+            whole = self._settings.max_calls
+            share = "" if self._calls == whole else f", {self._calls} for this rollout worker,"
+            raise EngineError(f"{self._url}: `max_calls` ({whole}){share} are spent")
+        self._sent += 1
+        now = asyncio.get_running_loop().time()
+        at = max(self._next_at, now)
+        self._next_at = at + self._apart_s
+        await asyncio.sleep(at - now)
+
+    async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        """Status and content of the reply. Raises _Busy, EngineError."""
+        import httpx
+
+        if self._client is None:
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            self._client = httpx.AsyncClient(headers=headers, timeout=None)
+        content = bytearray()
+        try:
+            async with self._client.stream("POST", self._url, json=body) as reply:
+                async for chunk in reply.aiter_bytes():
+                    content += chunk
+                    if len(content) > _MOST_BYTES:
+                        raise EngineError(f"{self._url}: its reply has more than {_MOST_BYTES} B")
+        except httpx.HTTPError as error:
+            raise _Busy(f"it is not reached ({type(error).__name__}: {error})") from error
+        if reply.status_code in (408, 429) or reply.status_code >= 500:
+            wait = reply.headers.get("retry-after", "")
+            seconds = float(wait) if wait.isdecimal() else None
+            raise _Busy(f"it is busy or broken ({reply.status_code})", seconds)
+        return reply.status_code, bytes(content)
+
+
+def _wait_of(error: Exception) -> bool | float:
+    """Whether there is another try, or after how many seconds."""
+    if not isinstance(error, _Busy):
+        return False
+    return True if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
+
+
+def _text(content: bytes) -> str:
+    return repr(content[:SHOWN].decode(errors="replace"))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: other processes of this home may ask the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid4().hex[:12]}")
+    draft.write_text(text)
+    os.replace(draft, path)

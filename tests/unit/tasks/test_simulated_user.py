@@ -1,0 +1,104 @@
+"""A user played by a model at an address, a small server on loopback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import ValidationError
+
+from engines.rollout.drivers.session_host import SessionHost
+from engines.types import Message, Problem, Rollout, Status
+from rewards.judges import chat_api
+from tasks.domain import Domain, ScoredDomain
+from tasks.live_domain import open_domain
+from tasks.served.served_roles import served_roles
+from tests.parts.agent_parts import Script, TextChat, attempt_of
+from tests.unit.rewards.test_external_judge import Api, serving
+
+pytestmark = pytest.mark.unit
+
+PROBLEM = Problem("p/1", "d", (Message("user", "I want a refund"),), {"wish": "money back"})
+SYSTEM = "You want {reference.wish}. Say DONE at the end."
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    monkeypatch.setattr(chat_api, "_FIRST_WAIT_S", 0.01)
+
+
+def written(url: str, **more: Any) -> dict[str, Any]:
+    user = {"system": SYSTEM, "stop": "DONE", "api": {"url": url, "model": "m", "tries": 2}}
+    return {
+        "name": "d", "curriculum": {"name": "needle"}, "max_turns": 3, "max_new_tokens": 100,
+        "rewards": [{"name": "exact", "outcome": True}], "user": user, **more,
+    }  # fmt: skip
+
+
+async def rolled(api: Api) -> Rollout:
+    """As an attempt of a stage rolls out; the policy numbers its turns."""
+    opened = open_domain(Domain.model_validate(written(api.url)))
+    script = Script(lambda prompt: f"answer {prompt.count('answer')}")
+    host = SessionHost(script.generate, TextChat(), attempt_of(PROBLEM))
+    try:
+        return await opened.live.driver.run(PROBLEM, host)
+    finally:
+        for each in opened.connected:
+            await each.close()
+
+
+async def test_the_user_answers_until_it_is_done_and_is_asked_once() -> None:
+    async with serving("Which form?", "Thanks. DONE") as api:
+        first = await rolled(api)
+        again = await rolled(api)  # a resumed attempt starts the conversation again
+        assert len(api.asked) == 2, "what was said is repeated, and not asked again"
+    assert first.status is Status.COMPLETED
+    assert [(m.role, m.content) for m in first.transcript.messages] == [
+        ("assistant", "answer 0"), ("user", "Which form?"), ("assistant", "answer 1"),
+    ]  # fmt: skip
+    assert first.transcript.answer == "answer 1"
+    assert again.samples[0].tokens.tolist() == first.samples[0].tokens.tolist()
+    sample = first.samples[0]
+    trained = "".join(chr(t) for t in sample.tokens[sample.loss_mask] if t > 31)
+    assert trained == "answer 0answer 1", "the user's tokens are never trained on"
+    asked = api.asked[1]
+    assert [(m["role"], m["content"]) for m in asked["messages"]] == [
+        ("system", "You want money back. Say DONE at the end."),
+        ("user", "Hi! How can I help you today?"),
+        ("assistant", "I want a refund"), ("user", "answer 0"),
+        ("assistant", "Which form?"), ("user", "answer 1"),
+    ]  # fmt: skip
+    assert (asked["temperature"], asked["max_completion_tokens"]) == (0, 256)
+    assert api.asked[0]["seed"] != asked["seed"], "it follows from what was said"
+
+
+async def test_a_user_without_an_answer_fails_the_sample_and_turns_are_bounded() -> None:
+    async with serving(lambda: web.Response(status=503)) as api:
+        failed = await rolled(api)
+    assert failed.status is Status.FAILED
+    assert "environment: UserFailed: http://127.0.0.1" in failed.samples[0].reason
+    assert "busy or broken (503), 2 times" in failed.samples[0].reason
+    async with serving(" ") as api:
+        assert "it said nothing" in (await rolled(api)).samples[0].reason
+    async with serving("Go on") as api:
+        endless = await rolled(api)
+        assert (endless.status, len(api.asked)) == (Status.TRUNCATED, 3)
+
+
+def test_a_user_is_served_or_at_an_address_and_is_somebody_that_is_heard() -> None:
+    good = written("http://127.0.0.1:1/v1")
+    scored = ScoredDomain.of(Domain.model_validate(good))
+    assert scored.user is not None
+    served = {"system": SYSTEM, "served": {"model": "hf:a/b"}}
+    roles = served_roles([Domain.model_validate(good | {"user": served})])
+    assert [(role.name, role.model) for role in roles.values()] == [("user", "hf:a/b")]
+    for change, said in (
+        ({"max_turns": 1}, "max_turns: is 1"),
+        ({"driver": {"name": "harness"}}, "does without `user`"),
+        ({"user": {"system": SYSTEM}}, "write either `served` or `api`"),
+        ({"user": served | {"system": "{answer}"}}, "there is no {answer}; allowed: {question}"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            Domain.model_validate(good | change)

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from engines.algorithms.spec import Keep
     from infra.json_text import ParameterKind
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
 Experts: TypeAlias = "NDArray[np.uint8 | np.int16]"
 """[tokens, layers x experts of a token] that an engine chose, each number plus 1; 0: not known"""
+Kept: TypeAlias = "NDArray[np.int32]"
+"""what truncation kept at each sampled token's place, end to end: `~` of this token, other ids"""
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 EQUAL_WITHIN = 1e-9
 """rewards that differ by no more are equal: they are sums, and sums are rounded"""
@@ -63,8 +66,7 @@ class Tool:
     @staticmethod
     def of_function(function: Mapping[str, Any]) -> Tool:
         """One with a `name`, a `description` and its `parameters` as a JSON schema."""
-        # Estimators import this file, and need nothing of `infra`.
-        from infra.json_text import parameters_of
+        from infra.json_text import parameters_of  # estimators need nothing of `infra`
 
         kinds, required = parameters_of(function.get("parameters"))
         described = str(function.get("description") or "")
@@ -153,6 +155,7 @@ class Sample:
     reward_weights: dict[str, float] = field(default_factory=dict)
     """of the terms of the rubric that judged it, by their names in `rewards`"""
     experts: Experts | None = None
+    kept: Kept | None = None
 
     @property
     def num_trained_tokens(self) -> int:
@@ -178,10 +181,6 @@ class Sample:
     def files(self) -> dict[str, str]:
         """What its rollout's driver collected, by name; kept with the first sample alone."""
         return cast("dict[str, str]", self.metadata.get("files", {}))
-
-    @property
-    def oldest_version(self) -> int:
-        return self.weight_versions.oldest
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sample):
@@ -221,11 +220,12 @@ def one_per_rollout(samples: Sequence[Sample]) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample one turn. `seed` makes a request reproducible in any batch."""
+    """How to sample one turn, of all tokens or within `keep`; a `seed` repeats it in any batch."""
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+    keep: Keep | None = None
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     is_last: bool = False
@@ -250,6 +250,7 @@ class Generation:
     finish: Finish
     experts: Experts | None = None
     """of the prompt's tokens from `Sampling.experts_from` on, and of these but the last"""
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,8 +372,7 @@ class RowCurriculum(Curriculum, Protocol):
         ...
 
     def examples(self, count: int, seed: int) -> Sequence[Demonstration]:
-        """Solved problems of any split, to look at; at most `count`, and none where the rows show
-        no solutions."""
+        """At most `count` solved problems of any split, to look at; none where rows show none."""
         ...
 
 

@@ -97,7 +97,7 @@ class AgentSession:
         self._host = host
         self._problem = problem
         self._limits = limits
-        self._record = SessionRecord(host.temperature, host.top_p)
+        self._record = SessionRecord(host.sampling)
         self._lines: list[TokenSession] = []
         self._begun = self._counted = 0
         self._reading = asyncio.Lock()

@@ -25,9 +25,9 @@ _VALUES = 8
 class SessionRecord:
     """Of one session. Plain numbers and texts: the same session gives the same record."""
 
-    def __init__(self, temperature: float, top_p: float) -> None:
-        """`temperature`, `top_p`: of every turn, whatever a request says."""
-        self._ours = (("temperature", temperature), ("top_p", top_p), ("n", 1))
+    def __init__(self, sampling: Mapping[str, Json]) -> None:
+        """`sampling`: how every turn is sampled, whatever a request says."""
+        self._sampling = sampling
         self._turns: dict[int, dict[str, Json]] = {}
         self._asked: dict[str, list[Json]] = {}
         self._left = _ALL_TEXT
@@ -99,7 +99,7 @@ class SessionRecord:
 
     def _is_ours(self, name: str, value: Json) -> bool:
         """Whether it asks for what the stage does anyway."""
-        return (name, value) in self._ours
+        return name in self._sampling and value == self._sampling[name]
 
 
 def _bounded(value: Json) -> Json:

@@ -48,6 +48,8 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
         )
     if isinstance(algorithm.loss, DivergenceLoss):
         yield from _divergence(algorithm)
+    if "teachers" in needs and algorithm.keep is not None:
+        yield "keep: a teacher's logprobs are over all tokens; leave it out, or write a temperature"
     if "critic" in needs and has_teachers:
         yield f"advantage: {kind} needs a critic, which `opd` does not have; use an `rl` stage"
 
@@ -243,6 +245,8 @@ def describe(algorithm: Algorithm) -> str:
     ]
     if a.overlong is not None:
         parts.append(f"overlong margin {a.overlong.margin:g} weight {a.overlong.weight:g}")
+    if a.keep is not None:
+        parts.append(f"tokens within {a.keep.model_dump()}")
     if a.entropy_bonus:
         parts.append(f"entropy bonus {a.entropy_bonus:g}")
     if a.routing_replay != "none":

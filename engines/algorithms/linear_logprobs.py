@@ -57,6 +57,17 @@ def linear_logprobs(
     return logprobs_RL.view_as(labels), entropy_R
 
 
+def among_kept(logprobs_RK: Tensor, is_kept_RK: Tensor) -> tuple[Tensor, Tensor]:
+    """(logprob of each row's first token, entropy), both [R], of the distribution over the row's
+    kept tokens alone: p(k) / sum of the kept ones' p. Differentiable.
+
+    Example: kept tokens of 0.5 and 0.25: ln 2/3 = -0.4055, and 0.6365.
+    """
+    whole_RK = logprobs_RK.masked_fill(~is_kept_RK, -torch.inf).log_softmax(1)
+    entropy_R = -(whole_RK.exp() * whole_RK.masked_fill(~is_kept_RK, 0.0)).sum(1)
+    return whole_RK[:, 0], entropy_R
+
+
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]

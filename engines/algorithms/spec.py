@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from engines.algorithms.inputs import CriticTarget
 
 
+class Keep(Config):
+    """Which tokens may be sampled at a place, once the temperature is applied; SGLang applies the
+    three in this order. Those that were kept are recorded, and the trainer's logprobs are of the
+    same distribution: renormalised over them."""
+
+    top_k: int = Field(default=256, ge=2, le=1024)
+    """so many likeliest tokens; it bounds what is recorded of a token"""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """of these the likeliest, until their probabilities sum to more than this"""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """of these those of at least this share of the likeliest one's probability"""
+
+
 class Algorithm(Config):
     """Advantage x loss x correction x aggregation x KL. The defaults are GRPO's.
 
@@ -36,6 +49,8 @@ class Algorithm(Config):
     """a named composition to start from; None: grpo. Empty once it is resolved"""
     temperature: PositiveFloat = 1.0
     """sampling temperature; the trainer computes logprobs at the same temperature"""
+    keep: Keep | None = Field(default=None, exclude_if=lambda keep: keep is None)
+    """samples from the likeliest tokens only, e.g. `{top_p: 0.95}`; None: from all"""
     advantage: Advantage = GroupAdvantage(kind="group")
     """how much better a token's rollout is than expected"""
     loss: Loss = ClipLoss(kind="clip")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.algorithms.divergences import top_logprobs
-from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.algorithms.linear_logprobs import among_kept, linear_logprobs
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import Rope
 from engines.megatron import device, kernels
@@ -122,8 +122,9 @@ class PolicyModel(PackedModel):
         **kwargs: Any,
     ) -> Tensor:
         """On the last stage [2, R]: logprobs of the pack's labels at this temperature (or that of
-        each sequence), then entropies, with a gradient where the loss has them; without a
-        temperature the logits, [R, V / tp]. [T, 1, H] on other stages.
+        each sequence), then entropies, with a gradient where the loss has them, both among the
+        tokens that were kept; without a temperature the logits, [R, V / tp]. [T, 1, H] on other
+        stages.
 
         `compared` tokens add a row of logprobs for each, [2 + K, R]. With `num_top`, in place of
         entropies there is what `top_logprobs` gives, [2 + 2K, R].
@@ -139,6 +140,8 @@ class PolicyModel(PackedModel):
         labels = pack.labels
         if compared is not None:
             labels = torch.cat([labels[:, None], compared.ids(pack)], 1)
+        elif pack.kept is not None:
+            labels = pack.kept
         group = self.pg_collection.tp
         logprobs, entropies = linear_logprobs(
             hidden,
@@ -148,6 +151,8 @@ class PolicyModel(PackedModel):
             group=group,
             fused=kernels.in_use().compiled,
         )
+        if pack.kept is not None:
+            logprobs, entropies = among_kept(logprobs, pack.kept >= 0)
         # A gradient of zeros would cost as much as one of numbers.
         entropies = entropies if has_entropy_loss else entropies.detach()
         if compared is not None:

@@ -109,7 +109,7 @@ class GroupBuffer:
 
     def is_fresh(self, group: Group, updates: int = 0) -> bool:
         """Whether it may still be trained on after that many more updates."""
-        versions = [s.oldest_version for s in group.samples if s.num_trained_tokens]
+        versions = [s.weight_versions.oldest for s in group.samples if s.num_trained_tokens]
         trained_at = self._policy.version + updates
         return trained_at - min(versions, default=trained_at) <= self.max_staleness
 
@@ -153,7 +153,7 @@ class TakeRule(Protocol):
 def summary(group: Group, version: int, times_taken: int) -> WaitingGroup:
     """`version` is the policy's now."""
     kept = [s for s in one_per_rollout(group.samples) if s.status in TRAINABLE]
-    versions = [s.oldest_version for s in group.samples if s.num_trained_tokens]
+    versions = [s.weight_versions.oldest for s in group.samples if s.num_trained_tokens]
     return WaitingGroup(
         ticket=group.ticket,
         domain=group.problem.domain,

@@ -83,7 +83,7 @@ class StepResult:
         """For each trainable sample: the training version minus its oldest token's version."""
         trained_at = self.version - bool(self.trained)
         groups = [trainable(group) for group in self.groups]
-        return [trained_at - s.oldest_version for g in groups for s in g.samples]
+        return [trained_at - s.weight_versions.oldest for g in groups for s in g.samples]
 
     @property
     def token_lags(self) -> Counter[int]:

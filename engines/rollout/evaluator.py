@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.roller import RollsGroups
 from engines.types import Problem, Rollout
@@ -71,6 +72,7 @@ class Evaluator:
         samples: int,
         timeout_s: float,
         temperature: float = _TEMPERATURE,
+        keep: Keep | None = None,
         name: str = "evaluation",
     ) -> None:
         """`samples` of each problem; `timeout_s` for all of them. Evaluators that sample at the
@@ -80,6 +82,7 @@ class Evaluator:
         self._samples = samples
         self._timeout_s = timeout_s
         self._temperature = temperature
+        self._keep = keep
         self._name = name
         self._running: asyncio.Task[Evaluated] | None = None
         self._rolls: list[asyncio.Task[list[Rollout]]] = []
@@ -154,6 +157,7 @@ class Evaluator:
             temperature=self._temperature,
             group_id=f"{self._name}{held_out.mode}/{problem.id}",
             seed_name=problem.id,
+            keep=self._keep,
         )
         self._got_on = time.monotonic()
         return rollouts

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from engines.algorithms.spec import Keep
 from engines.rollout.buffers import GroupBuffer
 from engines.rollout.filters import AskFilter, Drop
 from engines.rollout.group_judging import judge_together
@@ -69,6 +70,7 @@ class Producer:
         policy: PolicyVersion,
         group_size: int,
         temperature: float,
+        keep: Keep | None = None,
         group_filter: AskFilter,
         journal: RolloutJournal | None = None,
         turns: TurnJournal | None = None,
@@ -81,6 +83,7 @@ class Producer:
         self._group_size = group_size
         self.temperature = temperature
         """of the rollouts that begin from now on"""
+        self._within = keep
         self._filter = group_filter
         self._journal = journal
         self._turns = turns
@@ -124,6 +127,7 @@ class Producer:
                 known=self._known_of(ticket),
                 on_finished=lambda rollout: self._keep(ticket, rollout),
                 turns=self._turns_of(ticket),
+                keep=self._within,
             )
             rollouts = await judge_together(ticket.domain, rollouts)
         samples = [sample for rollout in rollouts for sample in rollout.samples]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.metrics import UNWRITTEN
@@ -78,6 +79,7 @@ class RollsGroups(Protocol):
         on_finished: Callable[[Finished], None] = lambda made: None,
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
+        keep: Keep | None = None,
     ) -> list[Rollout]:
         """See `Roller.roll_group`. Cancelled, it ends its rollouts. Raises EngineError."""
         ...
@@ -120,6 +122,7 @@ class Roller:
         on_finished: Callable[[Finished], None] = lambda made: None,
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
+        keep: Keep | None = None,
     ) -> list[Rollout]:
         """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
         of one `seed_name` are sampled with the same random numbers.
@@ -133,7 +136,7 @@ class Roller:
         async def roll(index: int) -> Rollout:
             attempt = Attempt(
                 problem, domain.name, prompt_ids, group_id, index, seed_name, temperature,
-                domain.max_new_tokens, self._seed, self._context_length, top_p,
+                domain.max_new_tokens, self._seed, self._context_length, top_p, keep,
             )  # fmt: skip
             found = known.get(attempt.rollout_id)
             if found is not None and found.prompt == prompt:

@@ -17,7 +17,7 @@ import orjson
 from aiohttp import StreamReader
 
 from engines.sglang.turn_queue import AskedTurn
-from engines.types import Experts, Finish, Generation
+from engines.types import Experts, Finish, Generation, Kept
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.errors import EngineError
 
@@ -136,6 +136,9 @@ def _parse(reply: dict[str, Any], turn: AskedTurn) -> Generation:
             f"the engine answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities"
             f" for at most {most} tokens"
         )
+    kept = None
+    if turn.sampling.keep is not None and token_ids:
+        kept, logprobs = _kept(meta, token_ids), meta.get(f"{_KEPT}_logprobs")
     versions = _versions(meta, len(token_ids))
     return Generation(
         token_ids=np.array(token_ids, np.int32),
@@ -143,7 +146,23 @@ def _parse(reply: dict[str, Any], turn: AskedTurn) -> Generation:
         weight_versions=versions,
         finish=finish,
         experts=_experts(meta, turn, versions),
+        kept=kept,
     )
+
+
+_KEPT = "output_token_sampling"
+
+
+def _kept(meta: dict[str, Any], token_ids: list[int]) -> Kept:
+    """Read what the engine kept at each place. Raises EngineError where it does not say."""
+    said: list[list[int]] | None = meta.get(f"{_KEPT}_mask")
+    if said is None:
+        raise EngineError("a server answered tokens without those that it kept beside them")
+    ids = list[int]()
+    for token, row in zip(token_ids, said, strict=True):
+        row.remove(token)
+        ids += [~token, *sorted(row)]
+    return np.array(ids, np.int32)
 
 
 def _experts(meta: dict[str, Any], turn: AskedTurn, versions: WeightVersions) -> Experts | None:

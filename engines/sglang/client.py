@@ -115,8 +115,8 @@ class GenerationClient:
         """One turn. Raises EngineError when the engine refuses it or stays away.
 
         Log-probabilities are those of the distribution that was sampled from, i.e. after division
-        by the temperature (greedy: of the untempered one), before top-p cuts it. Without a seed one
-        is drawn here, because SGLang gives all unseeded requests the same one.
+        by the temperature (greedy: of the untempered one), over the tokens that `sampling.keep`
+        leaves. Without a seed one is drawn here, as SGLang gives all unseeded requests one seed.
         """
         if self.refusal is not None:
             raise self.refusal
@@ -303,6 +303,8 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
     }
     if sampling.top_p < 1:
         parameters["top_p"] = sampling.top_p
+    if sampling.keep is not None:
+        parameters |= sampling.keep.model_dump()
     if sampling.stop_token_ids:
         parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.is_last:

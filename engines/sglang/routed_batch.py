@@ -4,6 +4,7 @@ SGLang takes a list of sampling parameters for a batch, but the router's schema 
 of it, which would give every sequence the same seed. `session_params` is the one field of the
 request that the router hands on unread: the list travels there and our plugin puts it back. So do
 the names of the sequences, by which each can be aborted, and the wish to hear of their experts.
+Where a sequence has a `top_k`, the answer says which tokens were kept at each place.
 
 Whoever asks for `stream` there gets each sequence when it is done, in one event with all that are
 done in the same moment. SGLang alone would send all that there is of each with every token.
@@ -79,6 +80,7 @@ def unpack(request: Any) -> None:
         )
     request.sampling_params = carried[FIELD]
     request.rid = carried.get(_NAMES)
+    request.return_sampling_mask = ["top_k" in each for each in carried[FIELD]]
     request.return_routed_experts = _EXPERTS in carried
     request.session_params = None
     setattr(request, _BY_SEQUENCE, True)

@@ -10,9 +10,10 @@ from typing import Any
 
 from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.losses import DisLoss
-from engines.algorithms.spec import Algorithm
+from engines.algorithms.spec import Algorithm, Keep
 from engines.families.common.registry import model_shape
 from engines.sglang.server_options import check_options, check_parallel
+from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import check_fp8
 from flows.checks.engines import model_config
 from flows.explain import nearest
@@ -134,9 +135,13 @@ def _no_role(name: str, roles: list[str]) -> str:
 
 
 def replay_problems(stage: PlannedStage) -> Iterator[str]:
-    """Whether the servers' choice of experts can reach the updates."""
+    """Whether what the servers chose can reach the updates: experts, and the tokens they kept."""
     policy = stage.spec.policy
-    if policy is None or policy.algorithm.routing_replay != "engine":
+    if policy is None:
+        return
+    if (keep := policy.algorithm.keep) is not None:
+        yield from _keep_problems(f"stage {stage.name}: algorithm.keep", keep, policy.fleet)
+    if policy.algorithm.routing_replay != "engine":
         return
     where = f"stage {stage.name}: algorithm.routing_replay: engine"
     if policy.fleet.external:
@@ -148,6 +153,19 @@ def replay_problems(stage: PlannedStage) -> Iterator[str]:
         yield (
             f"{where} has SGLang note experts in a buffer of fleet.sglang.chunked_prefill_size"
             " tokens, and -1 gives it no room; leave that out"
+        )
+
+
+def _keep_problems(where: str, keep: Keep, fleet: FleetSpec) -> Iterator[str]:
+    if fleet.external:
+        yield (
+            f"{where}: needs servers that say which tokens they kept, and those of fleet.external"
+            " are not asked; leave it out"
+        )
+    if keep.min_p and fleet.sglang.get("enable_deterministic_inference"):
+        yield (
+            f"{where}.min_p: SGLang's deterministic mode has none on a GPU; leave it out, or"
+            " fleet.sglang.enable_deterministic_inference"
         )
 
 

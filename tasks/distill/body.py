@@ -142,7 +142,7 @@ def _row(context: StageContext, role: str, rollout: Rollout, sample: Sample) -> 
         expert=role,
         artifact_digest=str(origin.get("digest", "")),
         sample_index=sample.sample_index,
-        weight_version=sample.oldest_version,
+        weight_version=sample.weight_versions.oldest,
         rewards=sample.rewards,
     )
 

@@ -69,6 +69,8 @@ class OfflineSpec(StageSpec):
             yield "algorithm.advantage: it needs teachers, which `offline` has not; use `opd`"
         if self.settings.algorithm.routing_replay == "engine":
             yield "algorithm.routing_replay: saved rollouts have no experts; set it to trainer"
+        if self.settings.algorithm.keep is not None:
+            yield "algorithm.keep: saved rollouts were sampled from all tokens; leave it out"
         yield from critic_problems(self.policy)
 
     def cautions(self) -> Iterator[str]:

@@ -220,6 +220,7 @@ def _loop(
         policy=policy,
         group_size=settings.group_size,
         temperature=settings.algorithm.temperature,
+        keep=settings.algorithm.keep,
         group_filter=group_filter,
         journal=RolloutJournal(context.checkpoints),
         turns=TurnJournal(context.checkpoints),

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Protocol
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.evaluator import Evaluated, Evaluator, HeldOut
 from engines.rollout.loop import Loop
@@ -286,6 +287,7 @@ class HeldOutScores:
     """Scores of the stage's policy; the same random numbers at each temperature."""
 
     settings: TemperatureSearch
+    keep: Keep | None
     roller: RollsGroups
     held_out: Sequence[HeldOut]
     policy: PublishedPolicy
@@ -299,6 +301,7 @@ class HeldOutScores:
             samples=settings.samples,
             timeout_s=settings.timeout_s,
             temperature=temperature,
+            keep=self.keep,
             name=f"temperature {temperature:g}",
         )
         version = self.policy.version
@@ -341,5 +344,6 @@ def control_of(
     if isinstance(settings, EntropyTarget):
         return EntropyControl(settings, start)
     held_out = held_out_of(domains, settings.problems, spec.seed)
-    scores = HeldOutScores(settings, roller, held_out, policy, context.reporter)
+    keep = spec.settings.algorithm.keep
+    scores = HeldOutScores(settings, keep, roller, held_out, policy, context.reporter)
     return SearchControl(settings, start, scores, context.checkpoints)

@@ -48,9 +48,9 @@ class Trainer:
         if self.answers_meanwhile:
             self.policy.may_answer.clear()
         self.answered_meanwhile.append(self.policy.answered - answered)
-        self.trained.append([s.oldest_version for s in samples])
+        self.trained.append([s.weight_versions.oldest for s in samples])
         self.tokens.append([s.tokens.tolist() for s in samples])
-        self.events.append(f"train {samples[0].oldest_version} at {inputs.version}")
+        self.events.append(f"train {samples[0].weight_versions.oldest} at {inputs.version}")
         return TrainedStep({"entropy": 0.5, "tokens": 10.0})
 
     async def token_rewards(self, inputs):

@@ -91,6 +91,8 @@ class RlBatch:
             rewards_N = batch.rewards(algorithm)[: len(kept)]
             compared, pairs = compared_samples(kept, rewards_N, algorithm.advantage)
             batch = RlBatch._of_kept(compared, [], pairs)
+        if algorithm.keep is not None and batch.learned.kept is None:
+            raise TrainingStopped("algorithm.keep: no sample says what was kept; leave it out")
         batch.fill(range(len(batch.samples)) if is_filled else ())
         return batch
 
@@ -99,12 +101,8 @@ class RlBatch:
         kept: list[Sample], reward_only: list[Sample], pairs: Sequence[int] | None = None
     ) -> RlBatch:
         samples = [*kept, *reward_only]
-        flat = FlatSequences.of(
-            [s.tokens for s in samples], [s.loss_mask for s in samples], together=pairs
-        )
-        learned = flat
-        if reward_only:
-            learned = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
+        flat = FlatSequences.of_samples(samples, pairs)
+        learned = FlatSequences.of_samples(kept) if reward_only else flat
         return RlBatch(
             samples=samples,
             flat=flat,
@@ -265,7 +263,7 @@ class RlBatch:
         target = algorithm.critic_target
         if target is not None and target.skip_observations:
             return self.learned
-        return replace(self.learned, trained=self._spans())
+        return replace(self.learned, trained=self._spans(), kept=None)
 
     def _spans(self) -> NDArray[np.bool_]:
         """[T] whether a token stands between its sample's first and last trained ones."""

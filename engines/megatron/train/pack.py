@@ -27,6 +27,8 @@ from torch import Tensor
 from engines.batching import MicroBatch
 from engines.megatron.parallel import Layout
 from engines.megatron.train.routes import PackRoutes, Routes
+from engines.types import Kept, Sample
+from infra.errors import TrainingStopped
 
 Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
 """one for each token"""
@@ -51,11 +53,14 @@ class FlatSequences:
     compares them"""
     routes: Routes | None = None
     """the tokens' experts, which a pass notes or takes; None: it does neither"""
+    kept: Sequence[Kept] | None = None
+    """of each sequence, for its trained tokens; None: sampled from all tokens"""
 
     @staticmethod
     def of(
         tokens: Sequence[Values],
         loss_mask: Sequence[Values],
+        kept: Sequence[Kept | None] = (),
         *,
         together: Sequence[int] | None = None,
     ) -> FlatSequences:
@@ -71,7 +76,18 @@ class FlatSequences:
         trained[starts] = False
         sizes = np.ones_like(lengths) if together is None else np.array(together, np.int64)
         comparison = np.repeat(np.arange(len(sizes)), sizes)
-        return FlatSequences(tokens, trained, starts, lengths, comparison)
+        said = None
+        if any(ids is not None for ids in kept):
+            said = [np.empty(0, np.int32) if ids is None else ids for ids in kept]
+        return FlatSequences(tokens, trained, starts, lengths, comparison, kept=said)
+
+    @staticmethod
+    def of_samples(
+        samples: Sequence[Sample], together: Sequence[int] | None = None
+    ) -> FlatSequences:
+        """With what their engine kept at their trained tokens, if it said so."""
+        tokens, masks, kept = zip(*((s.tokens, s.loss_mask, s.kept) for s in samples), strict=True)
+        return FlatSequences.of(tokens, masks, kept, together=together)
 
     def comparisons(self, indices: Ints) -> list[Ints]:
         """The indices, which have whole comparisons, comparison by comparison."""
@@ -143,6 +159,8 @@ class Pack(PackedSeqParams):
     """[K] the spans' keys among the tokens of all context-parallel ranks; None without cp"""
     routes: PackRoutes | None = None
     """experts of the pack's tokens; None: routers choose"""
+    kept: Tensor | None = None
+    """[R, K] what was kept at the labels' places, the label first; -1: no more"""
 
     def forget_angles(self) -> None:
         self.angles = self.window_angles = None  # pyrefly: ignore[bad-assignment]
@@ -181,6 +199,11 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
         is_padding = (position > last) | (not indices)
         routes = flat.routes.of_pack(source, is_padding, layout)
 
+    labels = tokens[local[rows] + 1]
+    kept = None
+    if flat.kept is not None:
+        kept = _to_device(_kept(flat, chosen, local[rows] + 1, labels))
+
     ends_q, ends_k = (_to_device(_ends(sizes)) for sizes in (spans.queries, spans.keys))
     blocks = spans.blocks()
     return Pack(
@@ -194,7 +217,7 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
         input_ids=_to_device(tokens[local])[None],
         positions=_to_device(position),
         rows=_to_device(rows),
-        labels=_to_device(tokens[local[rows] + 1]),
+        labels=_to_device(labels),
         targets=targets,
         sequence_of_row=chosen[segment[rows]],
         segment_of_row=segment[rows],
@@ -204,7 +227,33 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
         slots=_to_device(spans.slots(blocks[0])) if blocks[0].is_padded else None,
         key_rows=_to_device(spans.key_rows(padded, cp)) if cp > 1 else None,
         routes=routes,
+        kept=kept,
     )
+
+
+def _kept(flat: FlatSequences, chosen: Ints, places: Ints, labels: Ints) -> Ints:
+    """`Pack.kept`; the labels are at these places among the chosen sequences' tokens. Raises
+    TrainingStopped where it was not said of each trained token what was kept."""
+    assert flat.kept is not None
+    ids = flatten([flat.kept[number] for number in chosen], np.int64)
+    begins = np.flatnonzero(ids < 0)
+    sizes = np.diff(begins, append=len(ids))
+    spans = zip(flat.starts[chosen].tolist(), flat.lengths[chosen].tolist(), strict=True)
+    trained = np.concatenate([flat.trained[start : start + count] for start, count in spans])
+    is_whole = len(begins) == np.count_nonzero(trained)
+    if is_whole:
+        numbers = np.cumsum(trained)[places] - 1
+        begins, sizes = begins[numbers], sizes[numbers]
+        is_whole = np.array_equal(~ids[begins], labels)
+    if not is_whole:
+        raise TrainingStopped(
+            "a sample does not say of each trained token which ones algorithm.keep left beside it;"
+            " sample it again, or leave keep out"
+        )
+    rows = np.full((len(places), int(sizes.max(initial=1))), -1, np.int64)
+    rows[np.arange(rows.shape[1]) < sizes[:, None]] = ids[runs(begins, sizes)]
+    rows[:, 0] = labels
+    return rows
 
 
 def _ends(sizes: Ints) -> NDArray[np.int32]:

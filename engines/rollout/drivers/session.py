@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.rollout.protocols import Generate
-from engines.types import Experts, Generation, Sampling, Tokens
+from engines.types import Experts, Generation, Kept, Sampling, Tokens
 from engines.weight_versions import NO_VERSION, WeightVersions
 from infra.errors import EngineError
 
@@ -35,6 +35,7 @@ class TokenSession:
         self.logprobs: NDArray[np.float32] = np.empty(0, np.float32)
         self.weight_versions = WeightVersions()
         self._experts: list[Experts] = []
+        self._kept: list[Kept] = []
         self._append_unsampled(self._prompt)
 
     @property
@@ -54,6 +55,11 @@ class TokenSession:
         known = np.concatenate(self._experts)
         return np.pad(known, ((0, len(self.tokens) - len(known)), (0, 0)))
 
+    @property
+    def kept(self) -> Kept | None:
+        """What was kept where the engine sampled; None: it never said."""
+        return np.concatenate(self._kept) if self._kept else None
+
     async def turn(self, sampling: Sampling) -> Generation:
         """Let the policy continue; its ids are appended with mask 1. Raises EngineError."""
         if self._busy:
@@ -69,6 +75,8 @@ class TokenSession:
         self._append(made.token_ids, True, made.logprobs, made.weight_versions)
         if made.experts is not None:
             self._experts.append(made.experts)
+        if made.kept is not None:
+            self._kept.append(made.kept)
         return made
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -90,6 +98,9 @@ class TokenSession:
         self.logprobs = self.logprobs[:length]
         if self._experts:
             self._experts = [np.concatenate(self._experts)[:length]]
+        if (kept := self.kept) is not None:
+            ends = np.append(np.flatnonzero(kept < 0), len(kept))
+            self._kept = [kept[: ends[len(self._produced)]]]
         self.weight_versions = self.weight_versions.first(length)
 
     def _append_unsampled(self, ids: Tokens) -> None:
@@ -130,6 +141,9 @@ def _check(generation: Generation, sampling: Sampling, length: int) -> None:
         raise EngineError(
             f"the engine said experts of {len(generation.experts)} tokens; it read {read}"
         )
+    kept = generation.kept
+    if kept is not None and not np.array_equal(~kept[kept < 0], generation.token_ids):
+        raise EngineError("the engine said what it kept for other tokens than it answered")
     if count > sampling.max_new_tokens:
         raise EngineError(
             f"the engine answered {count} ids; {sampling.max_new_tokens} were requested"

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import orjson
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.metrics import FILLS_CONTEXT
 from engines.rollout.protocols import ChatFormat, Generate
@@ -68,7 +69,8 @@ class Attempt:
     stage_seed: int
     context_length: int
     top_p: float = 1.0
-    """of an evaluation; trained samples are drawn from the whole vocabulary"""
+    """of an evaluation; what is trained on has `keep` in its place"""
+    keep: Keep | None = None
 
     @property
     def rollout_id(self) -> str:
@@ -136,14 +138,11 @@ class SessionHost:
         return self._attempt.max_new_tokens - used
 
     @property
-    def temperature(self) -> float:
-        """At which every turn is sampled."""
-        return self._attempt.temperature
-
-    @property
-    def top_p(self) -> float:
-        """Of every turn, too."""
-        return self._attempt.top_p
+    def sampling(self) -> Mapping[str, Json]:
+        """How every turn is sampled, by the names of requests."""
+        of = self._attempt
+        kept = of.keep.model_dump() if of.keep is not None else {"top_p": of.top_p}
+        return {"temperature": of.temperature, "n": 1, **kept}
 
     def open(self, prompt_ids: Sequence[int]) -> TokenSession:
         """A new session; each that the policy wrote in becomes a sample."""
@@ -224,6 +223,7 @@ class SessionHost:
                 max_new_tokens=most,
                 temperature=self._attempt.temperature,
                 top_p=self._attempt.top_p,
+                keep=self._attempt.keep,
                 stop_token_ids=self.chat.stop_token_ids,
                 seed=seed,
                 is_last=is_last,
@@ -297,6 +297,7 @@ class SessionHost:
             logprobs=session.logprobs,
             weight_versions=session.weight_versions,
             experts=session.experts,
+            kept=session.kept,
             status=end.status,
             reason=end.reason,
             temperature=of.temperature,

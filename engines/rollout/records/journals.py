@@ -308,6 +308,7 @@ def _as_sample(turn: NotedTurn) -> Sample:
         weight_versions=made.weight_versions,
         status=Status.COMPLETED,
         experts=made.experts,
+        kept=made.kept,
     )
 
 
@@ -326,7 +327,7 @@ def unpack_turns(packed: bytes) -> list[NotedTurn]:
         NotedTurn(
             (rollout, seed, position),
             prompt,
-            Generation(s.tokens, s.logprobs, s.weight_versions, finish, s.experts),
+            Generation(s.tokens, s.logprobs, s.weight_versions, finish, s.experts, s.kept),
             temperature,
         )
         for s, (rollout, seed, position, prompt, finish, temperature) in zip(

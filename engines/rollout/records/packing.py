@@ -2,7 +2,7 @@
 
 Samples are packed for the journal, and groups for what waits at a checkpoint:
 
-    checksum ─ length ─ JSON of everything but arrays ─ tokens ─ logprobs ─ loss masks ─ experts
+    checksum ─ length ─ JSON of everything but arrays ─ tokens ─ logprobs ─ loss masks ─ the rest
 
 The arrays of all samples stand end to end as they are in memory, so writing costs a copy and
 reading back nothing: what is read back are views. Problems and turns are JSON text, for columns
@@ -13,6 +13,7 @@ groups each, in order.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from engines.types import Experts, Group, Message, Problem, Sample, Status, Tool, ToolCall
+from engines.types import Group, Message, Problem, Sample, Status, Tool, ToolCall
 from engines.weight_versions import WeightVersions
 from infra.errors import InputError
 
@@ -33,7 +34,10 @@ _HEAD = struct.Struct("<II")
 _ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "loss_mask": np.bool_}
 """in the order of the file, the widest first: then each is aligned"""
 
-_APART = (*_ARRAYS, "weight_versions", "experts")
+_RARE = ("experts", "kept")
+"""arrays of other sizes, which not every sample has; they come after all others"""
+
+_APART = (*_ARRAYS, "weight_versions", *_RARE)
 _PLAIN = [f.name for f in fields(Sample) if f.name not in _APART]
 
 
@@ -43,7 +47,8 @@ def pack_samples(samples: Sequence[Sample], beside: Any = None) -> bytes:
     text = orjson.dumps(head)
     text += b" " * (-len(text) % 8)
     arrays = [np.ascontiguousarray(getattr(s, name)) for name in _ARRAYS for s in samples]
-    arrays += [np.ascontiguousarray(s.experts) for s in samples if s.experts is not None]
+    rare = (getattr(s, name) for s in samples for name in _RARE)
+    arrays += [np.ascontiguousarray(array) for array in rare if array is not None]
     body = b"".join([text, *(array.data for array in arrays)])
     return _HEAD.pack(zlib.crc32(body), len(text)) + body
 
@@ -63,31 +68,26 @@ def unpack_samples(data: bytes) -> tuple[list[Sample], Any]:
         columns.append(np.split(np.frombuffer(data, dtype, total, at), ends[:-1]))
         at += total * np.dtype(dtype).itemsize
     for plain in raw["samples"]:
-        plain["experts"], at = _experts(data, at, plain)
+        for name in filter(plain.__contains__, _RARE):
+            kind, *shape = plain[name]
+            plain[name] = np.frombuffer(data, kind, math.prod(shape), at).reshape(shape)
+            at += plain[name].nbytes
     # `split` gives one empty piece where there is no sample at all
     found = zip(raw["samples"], *columns, strict=bool(len(ends)))
     return [_sample(plain, arrays) for plain, *arrays in found], raw["beside"]
 
 
-def _experts(data: bytes, at: int, plain: Mapping[str, Any]) -> tuple[Experts | None, int]:
-    """A sample's, which begin at this place, and where they end."""
-    if "experts" not in plain:
-        return None, at
-    kind, rows, width = plain["experts"]
-    found = np.frombuffer(data, kind, rows * width, at).reshape(rows, width)
-    return found, at + found.nbytes
-
-
 def _plain(sample: Sample) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(sample, name) for name in _PLAIN}
-    if sample.experts is not None:
-        made["experts"] = [sample.experts.dtype.name, *sample.experts.shape]
+    for name in _RARE:
+        if (array := getattr(sample, name)) is not None:
+            made[name] = [array.dtype.name, *array.shape]
     return made | {"weight_versions": sample.weight_versions.runs, "length": len(sample.tokens)}
 
 
 def _sample(plain: dict[str, Any], arrays: list[Any]) -> Sample:
     """What was written before a field was there has its default."""
-    names = [name for name in (*_PLAIN, "experts") if name in plain and name != "status"]
+    names = [name for name in (*_PLAIN, *_RARE) if name in plain and name != "status"]
     made: dict[str, Any] = {name: plain[name] for name in names}
     made |= dict(zip(_ARRAYS, arrays, strict=True))
     runs = WeightVersions.of_runs((version, count) for version, count in plain["weight_versions"])

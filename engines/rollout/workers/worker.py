@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journals import (
@@ -50,6 +51,7 @@ class RollRequest:
     only_outcome: bool = False
     """see `LiveDomain.of_outcome`"""
     top_p: float = 1.0
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,7 @@ class RolloutWorker:
                 on_finished=lambda made: self._finished(request, made),
                 turns=self._turns_of(request, recovered),
                 top_p=request.top_p,
+                keep=request.keep,
             )
         except TributaryError as raised:
             error = raised

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.protocols import ChatFormat
 from engines.rollout.records.journals import (
@@ -63,6 +64,7 @@ class AssignedGroup:
     on_finished: Callable[[Finished], None]
     turns: TicketTurns | None
     top_p: float = 1.0
+    keep: Keep | None = None
     over: asyncio.Future[None] = field(default_factory=_future)
     losses: int = 0
     """of workers that rolled it"""
@@ -88,6 +90,7 @@ class AssignedGroup:
             wants_turns=self.turns is not None,
             only_outcome=self.domain.only_outcome,
             top_p=self.top_p,
+            keep=self.keep,
         )
 
     def take_turn(self, turn: NewTurn) -> None:
@@ -244,6 +247,7 @@ class WorkerPool:
         on_finished: Callable[[Finished], None] = lambda made: None,
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
+        keep: Keep | None = None,
     ) -> list[Rollout]:
         """See `Roller.roll_group`; of `domain` a worker has its own. Raises EngineError."""
         if (fault := self._fault or self._servers.refusal) is not None:
@@ -252,7 +256,7 @@ class WorkerPool:
         found = {name: known[name] for name in ids if name in known}
         group = AssignedGroup(
             domain, problem, size, temperature, group_id, seed_name, found, on_finished, turns,
-            top_p,
+            top_p, keep,
         )  # fmt: skip
         self._assign(group)
         try:

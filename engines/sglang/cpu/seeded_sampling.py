@@ -51,8 +51,10 @@ def pick_filtered(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     best: torch.Tensor,
-) -> torch.Tensor:
-    """A column for each row of `probs` [rows, columns] within its top k and top p; shape [rows].
+    min_ps: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A column for each row of `probs` [rows, columns] within its top k, top p and min p; [rows].
+    Then what was kept: the sorted probabilities, 0 where dropped, and their columns, int32.
 
     The draw goes over the columns in their own order, so a row that filters nothing gets what
     `pick` gives it: its sample does not depend on whether a filtered or greedy row shares the
@@ -64,9 +66,12 @@ def pick_filtered(
     # Only from 1 on is nothing cut: rounding may push the sum of all beyond it.
     cut = (before > top_ps.view(-1, 1)) & (top_ps.view(-1, 1) < 1)
     dropped = (rank >= top_ks.view(-1, 1)) | cut
+    if min_ps is not None:
+        dropped |= sorted_ < sorted_[:, :1] * min_ps.view(-1, 1)
     kept = probs.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), 0.0)
     picked = pick(kept, seeds, positions).view(-1)
-    return torch.where(top_ks == 1, best, picked)
+    chosen = torch.where(top_ks == 1, best, picked)
+    return chosen.to(torch.int32), sorted_.masked_fill_(dropped, 0.0), order.to(torch.int32)
 
 
 def install() -> None:
@@ -105,20 +110,17 @@ def install() -> None:
         positions: torch.Tensor,
         **named: Any,
     ) -> Any:
-        if sampling_seed is None or need_min_p_sampling or named.get("return_filtered_probs"):
+        if sampling_seed is None:
             return stock_filtered(
                 probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions,
                 **named,
             )  # fmt: skip
         first = best[0] if best and len(best[0]) == len(probs) else probs.argmax(dim=-1)
-        chosen = pick_filtered(probs, top_ks, top_ps, sampling_seed, positions, first)
-        return chosen.to(torch.int32)
-
-    def multinomial(
-        logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """Reached with `return_filtered_probs`, on filtered and sorted log-probabilities."""
-        return pick(logprobs.exp(), seed, positions)
+        least = min_ps if need_min_p_sampling else None
+        found = pick_filtered(probs, top_ks, top_ps, sampling_seed, positions, first, least)
+        if not named.get("return_filtered_probs"):
+            return found[0]
+        return *found, probs.gather(1, found[0].long()[:, None]).view(-1)
 
     def nothing(*_args: Any, **_kwargs: Any) -> None:
         """Batch-invariant matrix products are triton kernels; see `rows` for those of a CPU."""
@@ -126,7 +128,6 @@ def install() -> None:
     sampler.Sampler.forward = forward
     sampler.sampling_from_probs_torch = sample
     sampler.top_k_top_p_min_p_sampling_from_probs_torch = filtered
-    sampler.multinomial_with_seed = multinomial
     invariant.enable_batch_invariant_mode = nothing
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from engines.algorithms.spec import Keep
 from engines.sglang.client import GenerationClient
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
@@ -72,7 +73,7 @@ async def test_greedy_and_filtered_neighbours_leave_a_sample_as_it_is(
 ) -> None:
     turns = sampled(12)
     greedy: Turns = [(prompt(i), Sampling(24, temperature=0.0, seed=1)) for i in range(12)]
-    narrow: Turns = [(prompt(i), Sampling(24, top_p=0.6, seed=5 + i)) for i in range(12)]
+    narrow: Turns = [(prompt(i), Sampling(24, keep=Keep(top_p=0.6), seed=5 + i)) for i in range(12)]
     apart = [bits(await generate(sglang_pair, kind, 16)) for kind in (turns, greedy, narrow)]
     mixed = [turn for three in zip(turns, greedy, narrow, strict=True) for turn in three]
     found = bits(await generate(sglang_pair, mixed, 36))

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from engines.algorithms.spec import Keep
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call, read_text
 from engines.types import Generation, Sampling
@@ -98,7 +99,7 @@ async def test_each_turn_of_a_batch_keeps_its_own_sampling(sglang_pair: SglangPa
         (_prompt(1), greedy),
         (_prompt(1), Sampling(3, seed=5)),
         (_prompt(1), Sampling(6, temperature=0.0, stop_token_ids=(stopped,))),
-        (_prompt(2), Sampling(9, temperature=1.0, top_p=0.5, seed=6)),
+        (_prompt(2), Sampling(9, temperature=1.0, keep=Keep(top_p=0.5), seed=6)),
     ]
     all_, short, stop, nucleus = await _generate(sglang_pair, turns)
     assert (len(all_.token_ids), all_.finish) == (6, "length")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engines.algorithms import linear_logprobs as module
-from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.algorithms.linear_logprobs import among_kept, linear_logprobs
 from engines.memory import loss as tiling
 
 pytestmark = pytest.mark.unit
@@ -293,3 +293,41 @@ def test_no_rows_give_empty_results_and_zero_gradients() -> None:
     assert weight.grad is not None
     assert hidden.grad.shape == (0, HIDDEN)
     assert weight.grad.abs().sum() == 0
+
+
+# Among the tokens that truncation kept
+
+
+def test_among_kept_tokens_by_hand() -> None:
+    # Probabilities 0.5 and 0.25 of two kept tokens: 2/3 and 1/3 among them; one alone has 1.
+    logprobs = torch.tensor([[0.5, 0.25], [0.1, 0.9]]).log()
+    own, entropy = among_kept(logprobs, torch.tensor([[True, True], [True, False]]))
+    assert own.tolist() == pytest.approx([math.log(2 / 3), 0.0])
+    assert entropy.tolist() == pytest.approx([math.log(3) - 2 / 3 * math.log(2), 0.0], abs=1e-6)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_kept_tokens_have_the_values_and_gradients_of_float64() -> None:
+    hidden, weight, labels = inputs()
+    draw = np.random.default_rng(0)
+    kept = torch.full((ROWS, 5), -1)
+    for row, label in enumerate(labels.tolist()):
+        others = draw.choice(np.delete(np.arange(VOCAB), label), row % 5, replace=False)
+        kept[row, : row % 5 + 1] = torch.tensor([label, *others.tolist()])
+    temperature = torch.linspace(0.5, 1.5, ROWS)
+    found = among_kept(linear_logprobs(hidden, weight, kept, temperature=temperature)[0], kept >= 0)
+    exact = doubled(hidden, weight)
+    logits = (exact[0] @ exact[1].t()) / temperature.double()[:, None]
+    is_kept = torch.zeros(ROWS, VOCAB, dtype=torch.bool)
+    for row, ids in enumerate(kept.tolist()):
+        is_kept[row, [each for each in ids if each >= 0]] = True
+    whole = torch.where(is_kept, logits.exp(), 0.0)
+    share = whole / whole.sum(1, keepdim=True)
+    own = share.gather(1, labels[:, None])[:, 0].log()
+    entropy = -torch.where(is_kept, share * share.clamp_min(1e-300).log(), 0.0).sum(1)
+    for mine, theirs in zip(found, (own, entropy), strict=True):
+        assert close(mine, theirs)
+    factor = torch.linspace(-1, 2, ROWS)
+    mine = gradients((found[0] * factor + found[1] * factor.flip(0)).sum(), hidden, weight)
+    theirs = gradients((own * factor + entropy * factor.flip(0)).sum(), *exact)
+    assert all(close(a, b) for a, b in zip(mine, theirs, strict=True))

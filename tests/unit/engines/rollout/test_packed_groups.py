@@ -54,5 +54,16 @@ def test_experts_come_back_as_they_are_stored_with_samples_that_have_none() -> N
     assert kinds == [(np.uint8, (3, 2)), None, (np.int16, (3, 3))]
 
 
+def test_kept_tokens_come_back_beside_experts() -> None:
+    (one, other), kept = group("a", 7).samples, np.array([~2, 9, ~3, 4, 150_000], np.int32)
+    both = replace(one, kept=kept, experts=np.arange(3, dtype=np.uint8).reshape(3, 1))
+    groups = [Group(PROBLEM, [both, other, replace(other, branch=2, kept=kept[:3])], 7)]
+    (found,) = unpack_groups(pack_groups(groups))
+    assert [found] == groups
+    assert [None if s.kept is None else s.kept.tolist() for s in found.samples] == [
+        *(kept.tolist(), None, kept[:3].tolist())
+    ]
+
+
 def test_nothing_waits() -> None:
     assert unpack_groups(pack_groups([])) == []

@@ -103,7 +103,7 @@ async def test_a_rollout_of_other_weights_is_sampled_again() -> None:
     groups, recovered = await collected(policy, notes)
     assert policy.calls
     assert recovered == 0
-    assert {s.oldest_version for group in groups for s in group} == {0}
+    assert {s.weight_versions.oldest for group in groups for s in group} == {0}
 
 
 async def test_a_rollout_of_another_prompt_is_sampled_again() -> None:

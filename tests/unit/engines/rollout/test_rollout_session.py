@@ -78,6 +78,27 @@ async def test_experts_are_asked_of_the_tokens_of_which_they_are_not_known():
     assert session.experts.tolist() == known[:4]
 
 
+async def test_what_was_kept_is_of_each_sampled_token_and_cut_off_with_it():
+    first = generation_of([5, 6], [-0.1, -0.2], [0, 0], "stop")
+    second = generation_of([7], [-0.3], [0], "stop")
+    session = session_that_answers(
+        replace(first, kept=np.array([~5, 1, ~6], np.int32)),
+        replace(second, kept=np.array([~7, 2, 3], np.int32)),
+        replace(second, kept=np.array([~8, 7], np.int32)),
+    )
+    assert session.kept is None
+    await session.turn(SAMPLING)
+    session.extend([8, 9])
+    await session.turn(SAMPLING)
+    assert session.kept.tolist() == [~5, 1, ~6, ~7, 2, 3]
+    session.cut(5)
+    assert session.kept.tolist() == [~5, 1, ~6]
+    session.cut(3)
+    assert session.kept.tolist() == [~5, 1]
+    with pytest.raises(EngineError, match="what it kept for other tokens"):
+        await session.turn(SAMPLING)
+
+
 async def test_what_is_cut_off_is_neither_there_nor_trained():
     session = session_that_answers(generation_of([5, 6], [-0.1, -0.2], [0, 1], "stop"))
     begin = len(session.tokens)

@@ -90,7 +90,7 @@ async def test_what_other_weights_wrote_is_sampled_again() -> None:
     newer.version = 1
     sampled, turns = await step_of(newer, notes, Repeats())
     assert turns.recovered_tokens == 0
-    assert {s.oldest_version for s in samples(sampled)} == {1}
+    assert {s.weight_versions.oldest for s in samples(sampled)} == {1}
 
 
 async def test_what_was_sampled_at_another_temperature_is_sampled_again() -> None:

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from engines.algorithms.spec import Keep
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import FIELD, together
@@ -151,6 +152,28 @@ async def test_experts_are_known_where_the_weights_that_chose_them_sampled() -> 
     assert [body["session_params"]["experts_from_of_each"] for body in asked] == [[1], [1]]
     assert found.experts is not None
     assert found.experts.tolist() == [[1, 2], [0, 0], [0, 0], [7, 8]]
+
+
+async def test_kept_tokens_come_with_their_own_logprobs_or_the_turn_fails() -> None:
+    meta = {
+        "output_token_sampling_mask": [[4, 7], [9, 6, 2]],
+        "output_token_sampling_logprobs": [-0.25, -0.125],
+    }
+    replies = [reply_to([6, 7], **meta), reply_to([6, 7])]
+
+    async def kept(body: dict[str, Any]) -> web.Response:
+        return response(body, [replies.pop(0)])
+
+    how = Sampling(4, keep=Keep(top_k=8, top_p=0.5))
+    async with endpoint(kept) as (url, asked), GenerationClient(url) as client:
+        found = await client.generate([1], how)
+        with pytest.raises(EngineError, match="without those that it kept"):
+            await client.generate([1], how)
+    (said,) = asked[0]["session_params"][FIELD]
+    assert {name: said[name] for name in ("top_k", "top_p", "min_p")} == how.keep.model_dump()
+    assert found.kept is not None
+    assert found.kept.tolist() == [~7, 4, ~6, 2, 9]
+    assert found.logprobs.tolist() == [-0.25, -0.125]
 
 
 async def test_an_event_in_many_pieces_is_read_whole() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from engines.sglang.cpu.seeded_sampling import pick, uniforms
+from engines.sglang.cpu.seeded_sampling import pick, pick_filtered, uniforms
 
 pytestmark = pytest.mark.unit
 
@@ -45,3 +46,34 @@ def test_a_column_of_weight_zero_is_never_drawn() -> None:
     weights = torch.tensor([[0.0, 3.0, 0.0]]).expand(1000, 3)
     drawn = pick(weights, torch.arange(1000), torch.arange(1000))
     assert set(drawn.view(-1).tolist()) == {1}
+
+
+def kept_by_hand(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The columns that may be drawn, likeliest first."""
+    order, before, kept = np.argsort(-row, kind="stable"), 0.0, list[int]()
+    for column in order[:top_k].tolist():
+        if before > top_p or row[column] < min_p * row[order[0]]:
+            break
+        kept.append(column)
+        before += row[column]
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(5, 1.0, 0.0), (40, 0.7, 0.0), (40, 1.0, 0.2), (6, 0.9, 0.1), (2, 0.01, 0.0)],
+)
+def test_what_is_kept_and_drawn_is_within_all_three_bounds(
+    top_k: int, top_p: float, min_p: float
+) -> None:
+    rows = 200
+    logits = 2 * torch.randn(rows, 40, generator=torch.Generator().manual_seed(1))
+    probs = logits.softmax(-1)
+    ks, ps, least = (torch.full((rows,), value) for value in (top_k, top_p, min_p))
+    seeds, best = torch.arange(rows), probs.argmax(-1)
+    chosen, weights, columns = pick_filtered(probs, ks, ps, seeds, seeds, best, least)
+    for row, token, weight, column in zip(probs, chosen, weights, columns, strict=True):
+        wanted = kept_by_hand(row.double().numpy(), top_k, top_p, min_p)
+        assert column[weight > 0].tolist() == wanted
+        assert token in wanted
+        assert torch.equal(weight[: len(wanted)], row[wanted])

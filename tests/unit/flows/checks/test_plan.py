@@ -162,3 +162,21 @@ def test_servers_that_cannot_say_their_experts_are_refused(change: str, said: st
     found = [line for stage in plan_post_train(recipe) for line in replay_problems(stage)]
     assert len(found) == (said is not None)
     assert all("stage unified-rl" in line and str(said) in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["external=[http://127.0.0.1:30000]"], "those of fleet.external are not asked"),
+        (["sglang={enable_deterministic_inference: true}"], "mode has none on a GPU"),
+        ([], None),
+    ],
+)
+def test_servers_that_cannot_say_what_they_kept_are_refused(
+    changes: list[str], said: str | None
+) -> None:
+    every = ["algorithm={keep: {min_p: 0.1}}", *(f"fleet.{change}" for change in changes)]
+    recipe = load_recipe("cpu-smoke", [f"unified.path.rl.{each}" for each in every])
+    found = [line for stage in plan_post_train(recipe) for line in replay_problems(stage)]
+    assert len(found) == (said is not None)
+    assert all("stage unified-rl: algorithm.keep" in line and str(said) in line for line in found)

@@ -146,7 +146,7 @@ def test_a_server_and_the_trainer_agree_on_what_was_kept(ranks: Ranks, tmp_path:
     try:
         slots.grow(1)
         router = slots.prepare({"server-0": Place(tp=1)}, FleetSpec(), folder, 0)
-        said, alone = (asyncio.run(asked(router.url, prompts, keep, n)) for n in (12, 1))
+        said, alone = (asyncio.run(asked(router.url, prompts, keep, n)) for n in (12, 2))
     finally:
         slots.close()
     for one, other in zip(said, alone, strict=True):

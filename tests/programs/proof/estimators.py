@@ -89,6 +89,7 @@ FUNCTIONS = {
     "value_loss": "value loss",
     "supervised_loss": "supervised loss",
     "linear_logprobs": "logprobs and entropy",
+    "among_kept": "logprobs and entropy",
     "top_logprobs": "logprobs and entropy",
     "mismatch_metrics": "mismatch metrics",
     "effective_share": "mismatch metrics",

@@ -49,7 +49,7 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
     if isinstance(algorithm.loss, DivergenceLoss):
         yield from _divergence(algorithm)
     if "teachers" in needs and algorithm.keep is not None:
-        yield "keep: a teacher's logprobs are over all tokens; leave it out, or write a temperature"
+        yield "keep: a teacher's logprobs are over all tokens; leave it out"
     if "critic" in needs and has_teachers:
         yield f"advantage: {kind} needs a critic, which `opd` does not have; use an `rl` stage"
 

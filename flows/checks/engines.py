@@ -269,17 +269,12 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
     settings = stage.spec.policy
     if settings is None:
         return
-    temperature, keep = settings.algorithm.temperature, settings.algorithm.keep
+    temperature = settings.algorithm.temperature
     if temperature != 1.0:
         yield (
             f"stage {stage.name}: algorithm.temperature: is {temperature:g}: rollouts are sampled,"
             " and trainer and engine compare probabilities, at this temperature; scores are still"
             " of temperature 1 and greedy answers"
-        )
-    if keep is not None:
-        yield (
-            f"stage {stage.name}: algorithm.keep: rollouts are sampled from the likeliest tokens"
-            " only; entropy and KL are among these, and scores are still of all tokens"
         )
     dtype = settings.fleet.sglang.get("dtype")
     cache = settings.fleet.sglang.get("kv_cache_dtype", "auto")

@@ -205,12 +205,11 @@ def _loop(
 ) -> Loop:
     """The parts of the stage's loop, as at its beginning."""
     settings = spec.settings
-    wanted = settings.problems_per_step
     buffer = _buffer(spec, policy)
     producer = Producer(
         source=source,
         admission=Admission(
-            groups_per_step=wanted,
+            groups_per_step=settings.problems_per_step,
             oversample=settings.oversample if settings.drops_groups else 1.0,
             waves=1 + settings.refill_rounds,
             max_staleness=settings.max_staleness,

@@ -267,6 +267,11 @@ class RlSpec(StageSpec):
         yield from _temperature_problems(settings)
 
     def cautions(self) -> Iterator[str]:
+        if self.settings.algorithm.keep is not None:
+            yield (
+                "algorithm.keep: rollouts are sampled from the likeliest tokens only; entropy and"
+                " KL are among these, and scores are still of all tokens"
+            )
         if self.settings.max_staleness:
             yield from (f"algorithm.{doubt}" for doubt in stale_doubts(self.settings.algorithm))
 

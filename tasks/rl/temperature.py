@@ -287,11 +287,11 @@ class HeldOutScores:
     """Scores of the stage's policy; the same random numbers at each temperature."""
 
     settings: TemperatureSearch
-    keep: Keep | None
     roller: RollsGroups
     held_out: Sequence[HeldOut]
     policy: PublishedPolicy
     reporter: Reporter
+    keep: Keep | None = None
 
     async def __call__(self, temperature: float) -> Outcomes:
         settings = self.settings
@@ -345,5 +345,5 @@ def control_of(
         return EntropyControl(settings, start)
     held_out = held_out_of(domains, settings.problems, spec.seed)
     keep = spec.settings.algorithm.keep
-    scores = HeldOutScores(settings, keep, roller, held_out, policy, context.reporter)
+    scores = HeldOutScores(settings, roller, held_out, policy, context.reporter, keep)
     return SearchControl(settings, start, scores, context.checkpoints)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from engines.rollout.buffers import ChoosingBuffer, GroupBuffer, TakeRule
 from engines.rollout.drivers.driver import Conversation, Driver, LiveDomain
@@ -101,7 +103,9 @@ class Policy:
         said = [*ids(self._say(prompt, sampling)), STOP]
         cut = said[: sampling.max_new_tokens]
         finish = "stop" if len(cut) == len(said) else "length"
-        return generation_of(cut, [-0.5] * len(cut), [self.version] * len(cut), finish)
+        made = generation_of(cut, [-0.5] * len(cut), [self.version] * len(cut), finish)
+        kept = np.array([each for token in cut for each in (~token, token + 1)], np.int32)
+        return replace(made, kept=kept) if sampling.keep else made
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def pick_filtered(
     kept = probs.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), 0.0)
     picked = pick(kept, seeds, positions).view(-1)
     chosen = torch.where(top_ks == 1, best, picked)
-    return chosen.to(torch.int32), sorted_.masked_fill_(dropped, 0.0), order.to(torch.int32)
+    return chosen, sorted_.masked_fill_(dropped, 0.0), order.to(torch.int32)
 
 
 def install() -> None:
@@ -117,10 +117,10 @@ def install() -> None:
             )  # fmt: skip
         first = best[0] if best and len(best[0]) == len(probs) else probs.argmax(dim=-1)
         least = min_ps if need_min_p_sampling else None
-        found = pick_filtered(probs, top_ks, top_ps, sampling_seed, positions, first, least)
+        chosen, *kept = pick_filtered(probs, top_ks, top_ps, sampling_seed, positions, first, least)
         if not named.get("return_filtered_probs"):
-            return found[0]
-        return *found, probs.gather(1, found[0].long()[:, None]).view(-1)
+            return chosen.to(torch.int32)
+        return chosen.to(torch.int32), *kept, probs.gather(1, chosen[:, None]).view(-1)
 
     def nothing(*_args: Any, **_kwargs: Any) -> None:
         """Batch-invariant matrix products are triton kernels; see `rows` for those of a CPU."""

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from engines.algorithms.advantages import Advantage
 from engines.algorithms.aggregation import Aggregation
-from engines.algorithms.combinations import describe
+from engines.algorithms.combinations import describe, refusals
 from engines.algorithms.corrections import Correction, Rejection, Weight
 from engines.algorithms.losses import Loss
 from engines.algorithms.penalties import Kl, Overlong
-from engines.algorithms.spec import Algorithm
+from engines.algorithms.spec import Algorithm, Keep
 
 pytestmark = pytest.mark.unit
 
@@ -231,3 +231,15 @@ def test_a_knob_on_its_bound_is_read(part, written: dict[str, object]) -> None:
 def test_a_knob_beyond_its_bound_is_refused(part, written: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         made(part, **written)
+
+
+def test_what_sampling_keeps_is_bounded_and_beside_no_teacher() -> None:
+    assert Algorithm(keep={"top_p": 0.95}).keep == Keep(top_k=256, top_p=0.95, min_p=0.0)
+    assert "keep" not in Algorithm().model_dump(), "digests of stages without it stay"
+    assert "tokens within" in describe(Algorithm(keep=Keep()))
+    assert list(refusals(Algorithm(keep=Keep(top_p=0.95)), 8)) == []
+    with pytest.raises(ValidationError, match="less than or equal to 1024"):
+        Keep(top_k=1025)
+    found = list(refusals(Algorithm(preset="opd", keep=Keep()), 8, has_teachers=True))
+    assert len(found) == 1
+    assert "a teacher's logprobs are over all tokens" in found[0]

@@ -15,7 +15,7 @@ from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.corrections import Band
 from engines.algorithms.losses import CispoLoss, ClipLoss
 from engines.algorithms.presets import PRESETS
-from engines.algorithms.spec import Algorithm, Keep
+from engines.algorithms.spec import Algorithm
 from flows.checks import engines
 from flows.checks.engines import algorithm_problems
 from flows.checks.recipe_checks import cautions, check_recipe
@@ -273,18 +273,6 @@ def test_teachers_are_where_an_advantage_needs_them(needs, has_teachers, said) -
     found = list(refusals(algorithm, 2, has_teachers=has_teachers))
     assert len(found) == len(said)
     assert all(wanted in line for wanted, line in zip(said, found, strict=True))
-
-
-def test_what_sampling_keeps_is_bounded_and_beside_no_teacher() -> None:
-    assert Algorithm(keep={"top_p": 0.95}).keep == Keep(top_k=256, top_p=0.95, min_p=0.0)
-    assert "keep" not in Algorithm().model_dump(), "digests of stages without it stay"
-    assert "tokens within" in describe(Algorithm(keep=Keep()))
-    assert refused(keep={"top_p": 0.95}) == []
-    with pytest.raises(ValidationError, match="less than or equal to 1024"):
-        Keep(top_k=1025)
-    found = list(refusals(Algorithm(preset="opd", keep=Keep()), 8, has_teachers=True))
-    assert len(found) == 1
-    assert "a teacher's logprobs are over all tokens" in found[0]
 
 
 def test_one_rollout_a_step_is_refused_where_the_batch_is_the_baseline() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from engines.algorithms.spec import Keep
 from engines.rollout.loop import fill
 from engines.rollout.producer import Sampled
 from engines.rollout.records.journals import TurnJournal
@@ -49,7 +51,7 @@ async def step_of(
     made, _ = producer_of(
         roller(policy),
         [domain("d", float, environment=world, max_turns=TURNS, max_new_tokens=20)],
-        groups_per_step=1, group_size=ROLLOUTS, policy=policy, turns=turns,
+        groups_per_step=1, group_size=ROLLOUTS, policy=policy, turns=turns, keep=Keep(),
     )  # fmt: skip
     made.temperature = temperature
     await made.recover(0)
@@ -79,6 +81,10 @@ async def test_turns_that_were_taken_are_not_sampled_again() -> None:
     rest, world = Policy(say), Repeats()
     sampled, turns = await step_of(rest, notes, world)
     assert samples(sampled) == samples(whole)
+    assert all(
+        s.kept is not None and np.array_equal(~s.kept[0::2], s.tokens[s.loss_mask])
+        for s in samples(sampled)
+    )
     assert len(rest.calls) == TURNS * ROLLOUTS - (ROLLOUTS + 2)
     assert turns.recovered_tokens == 2 * (ROLLOUTS + 2)
     assert world.steps == TURNS * ROLLOUTS, "an environment hears all of it again"

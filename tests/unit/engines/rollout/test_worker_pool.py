@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.loop import fill
 from engines.rollout.records.journals import Finished, TurnJournal, unpack_rollouts
@@ -24,6 +25,7 @@ from tests.parts.rollout_parts import CharChat, Judge, Policy, domain, producer_
 pytestmark = pytest.mark.unit
 
 SEED = 3
+KEEP = Keep(top_p=0.9)
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +159,7 @@ class Bench:
 def group(pool: WorkerPool, number: int = 0, **more) -> asyncio.Task[list[Rollout]]:
     problem = talking().curriculum.problems("rl", 1, 0, number)[0]
     rolling = pool.roll_group(
-        talking(), problem, 4, temperature=1.0,
+        talking(), problem, 4, temperature=1.0, keep=KEEP,
         group_id=f"g{number}", seed_name=f"g{number}", **more,
     )  # fmt: skip
     return asyncio.create_task(rolling)
@@ -166,8 +168,9 @@ def group(pool: WorkerPool, number: int = 0, **more) -> asyncio.Task[list[Rollou
 async def rolled_here(number: int = 0) -> list[Rollout]:
     problem = talking().curriculum.problems("rl", 1, 0, number)[0]
     return await roller(Policy(say), seed=SEED).roll_group(
-        talking(), problem, 4, temperature=1.0, group_id=f"g{number}", seed_name=f"g{number}"
-    )
+        talking(), problem, 4, temperature=1.0, keep=KEEP,
+        group_id=f"g{number}", seed_name=f"g{number}",
+    )  # fmt: skip
 
 
 async def until(happened: Callable[[], object]) -> None:
@@ -187,6 +190,7 @@ async def test_a_pool_gives_the_rollouts_of_a_roller_and_shares_groups_out_evenl
         bench.answer()
         made = await asyncio.gather(*groups)
         assert made == [await rolled_here(n) for n in range(6)]
+        assert made[0][0].samples[0].kept is not None
         assert len(finished) == 24
         await until(lambda: bench.servers.in_flight.turns == 0)
 

@@ -151,10 +151,10 @@ def test_a_filter_on_one_row_leaves_the_others_sample_as_it_is() -> None:
     ones = torch.ones(300)
     best = probs.argmax(dim=-1)
     plain = pick(probs, seeds, positions).view(-1)
-    assert torch.equal(pick_filtered(probs, free, ones, seeds, positions, best), plain)
+    assert torch.equal(pick_filtered(probs, free, ones, seeds, positions, best)[0], plain)
     greedy = free.clone()
     greedy[::2] = 1
-    mixed = pick_filtered(probs, greedy, ones, seeds, positions, best)
+    mixed, *_ = pick_filtered(probs, greedy, ones, seeds, positions, best)
     assert torch.equal(mixed[::2], best[::2])
     assert torch.equal(mixed[1::2], plain[1::2])
 
@@ -165,8 +165,8 @@ def test_a_filter_keeps_what_it_says() -> None:
     best = probs.argmax(dim=-1)
     two, half = torch.full((2000,), 2), torch.full((2000,), 0.6)
     everything, one = torch.full((2000,), 1 << 30), torch.ones(2000)
-    top_k = pick_filtered(probs, two, one, seeds, positions, best)
-    top_p = pick_filtered(probs, everything, half, seeds, positions, best)
+    top_k, *_ = pick_filtered(probs, two, one, seeds, positions, best)
+    top_p, *_ = pick_filtered(probs, everything, half, seeds, positions, best)
     for drawn in (top_k, top_p):
         shares = torch.bincount(drawn, minlength=4) / 2000
         # 5 standard deviations; 2:1 between the two that are kept

@@ -270,7 +270,9 @@ async def test_a_driver_that_raises_fails_its_rollout_and_keeps_what_was_written
     assert [s.num_trained_tokens for s in made.samples] == [2, 4]
 
 
-@pytest.mark.parametrize("note", [{"n": 2**64}, {"n": "\ud83d"}, {"n": object()}], ids=str)
+@pytest.mark.parametrize(
+    "note", [{"n": 2**64}, {"n": "\ud83d"}, {"n": object()}], ids=["large", "surrogate", "object"]
+)
 async def test_a_driver_s_note_that_cannot_be_written_down_fails_its_rollout_alone(
     note: dict[str, Any],
 ) -> None:

@@ -10,8 +10,9 @@ A rollout is a function of its seeds and weights, so one read back is the one th
 again. The notes are also the stage's data on disk: with a checkpoint and the take log, later steps
 can be repeated without an engine. Numbers are tickets in RL, and the model's turn in `distill` and
 `evaluate`. An unfinished rollout starts again from its problem, with its environment; what the
-policy said is repeated as long as its prompts stay the same to the token. A turn that ends its
-rollout is not noted: the rollout is, as a whole.
+policy said is repeated as long as its prompts stay the same to the token. What was cut off before
+the budget of now goes on there, as sessions side by side share one. A turn that ends a rollout is
+not noted: the rollout is, as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -232,7 +233,7 @@ class TicketTurns:
             found = self.known.get(place)
             if found and _fits(found, prompt, sampling) and self._may_be_used(found):
                 self.count_recovered(len(found.made.token_ids))
-                return found.made
+                return _as_asked(found.made, sampling)
             made = await generate(prompt_ids, sampling)
             if len(made.token_ids) and (made.finish == "abort" or not sampling.is_last):
                 self.keep(NotedTurn(place, prompt, made, sampling.temperature))
@@ -287,6 +288,12 @@ class TurnJournal:
 def _fits(noted: NotedTurn, prompt: int, sampling: Sampling) -> bool:
     is_same = noted.prompt == prompt and noted.temperature == sampling.temperature
     return is_same and len(noted.made.token_ids) <= sampling.max_new_tokens
+
+
+def _as_asked(made: Generation, sampling: Sampling) -> Generation:
+    """A turn that was cut off where this one may go on is the first piece of it."""
+    may_go_on = made.finish == "length" and len(made.token_ids) < sampling.max_new_tokens
+    return replace(made, finish="abort") if may_go_on else made
 
 
 def pack_turns(turns: Sequence[NotedTurn]) -> bytes:

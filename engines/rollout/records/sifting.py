@@ -23,9 +23,8 @@ from engines.types import Rollout, Status, TokenIds
 ORDER = ("failed", "truncated", "short", "repeated", "reasoning", "wrong", "tool", "duplicate")
 """names of the filters, in the order in which they are asked"""
 
-_LOOP_REPEATS = 8
-
-_LOOP_PERIOD = 16
+_LOOP_REPEATS, _LOOP_PERIOD, _LOOP_TOKENS = 8, 16, 65
+"""a loop has so many blocks at least, of so many tokens at most, and so many tokens in all"""
 
 
 def sift(
@@ -82,15 +81,16 @@ def has_sound_reasoning(rollout: Rollout) -> bool:
 
 
 def has_loop(tokens: Sequence[int]) -> bool:
-    """Whether a block of 1 to 16 tokens stands 8 or more times in a row.
+    """Whether a block of 1 to 16 tokens stands 8 or more times in a row, over 64 tokens long.
 
-    Lists and asked-for repetitions are shorter; a model that lost its thread is not.
+    Lists and asked-for repetitions are shorter, and so are digits of a number, spaces of code and
+    the dashes of a table, each of which may be a token; a model that lost its thread is not.
     """
     for period in range(1, _LOOP_PERIOD + 1):
         run = 0
         for left, right in zip(tokens, tokens[period:], strict=False):
             run = run + 1 if left == right else 0
-            if run >= period * (_LOOP_REPEATS - 1):
+            if run + period >= max(period * _LOOP_REPEATS, _LOOP_TOKENS):
                 return True
     return False
 

@@ -10,6 +10,7 @@ from engines.rollout.records.sifting import duplicates, has_loop, jaccard, shing
 from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
 from tasks.distill.body import _row
+from tests.parts.rollout_parts import ids
 from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import stage_context
 
@@ -52,7 +53,7 @@ def counts_of(*rollouts, min_tokens=1, min_outcome=1.0):
         (rollout(status=Status.ABORTED), "failed"),
         (rollout(status=Status.TRUNCATED), "truncated"),
         (rollout((1, 2)), "short"),
-        (rollout([4, 5] * 8), "repeated"),
+        (rollout([4, 5] * 33), "repeated"),
         (rollout(thinking=True), "reasoning"),
         (rollout(reasoning="hm"), "reasoning"),
         (rollout(status=Status.MALFORMED, outcome=0.0), "reasoning"),
@@ -85,11 +86,31 @@ def test_exact_copies_are_dropped_whatever_their_length():
     assert counts_of(rollout((1, 2)), rollout((1, 2)), rollout((1, 3))) == {"duplicate": 1}
 
 
-def test_seven_repeats_are_asked_for_and_eight_are_a_loop():
-    assert not has_loop([1, 2] * 7)
-    assert has_loop([1, 2] * 8)
-    assert has_loop([5, 6, *[3] * 8])
+def test_seven_repeats_are_asked_for_and_eight_of_a_sentence_are_a_loop():
+    sentence = list(range(12))
+    assert not has_loop(sentence * 7)
+    assert has_loop([*sentence * 8, 99])
     assert not has_loop(range(100))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "100000000",
+        f"0b{'0' * 64}",
+        f"a | b\n{'-' * 40}\n1 | 2",
+        "| --- " * 10,
+        f"if x:\n{' ' * 12}y",
+    ],
+    ids=["digits", "a word of zeros", "a line", "a table", "spaces"],
+)
+def test_what_repeats_one_token_for_a_reason_is_no_loop(text: str) -> None:
+    assert not has_loop(ids(text))
+
+
+@pytest.mark.parametrize("block", ["0", "ha", "wait, "])
+def test_a_short_block_that_goes_on_and_on_is_a_loop(block: str) -> None:
+    assert has_loop([*ids("so "), *ids(block * 65)])
 
 
 def test_short_answers_to_different_questions_are_not_copies():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from engines.algorithms.spec import Keep
+from engines.rollout.drivers.session import TokenSession
 from engines.rollout.loop import fill
 from engines.rollout.producer import Sampled
-from engines.rollout.records.journals import TurnJournal
+from engines.rollout.records.journals import NotedTurn, TurnJournal
 from engines.types import AssistantTurn, Message, Problem, Sample, Sampling, Step
 from tests.parts.loop_parts import Notes
-from tests.parts.rollout_parts import Policy, domain, producer_of, roller
+from tests.parts.rollout_parts import Policy, domain, ids, producer_of, roller
 
 pytestmark = pytest.mark.unit
 
@@ -133,3 +135,28 @@ async def test_last_turns_and_damaged_notes_cost_nothing() -> None:
     )  # fmt: skip
     await fill(made)
     assert not single.kept, "one turn is the whole rollout"
+
+
+async def test_a_turn_that_was_cut_off_goes_on_where_the_budget_is_larger() -> None:
+    """As of sessions side by side, which share one: who is asked first is up to the clock."""
+    notes, policy = TurnJournal(Notes()), Policy(lambda prompt, _: "123456"[len(prompt) - 1 :])
+    prompt, kept = ids("<"), list[NotedTurn]()
+
+    async def made(known: Sequence[NotedTurn], most: int) -> list[tuple[str, str]]:
+        turns = replace(
+            notes.of(0, lambda versions: True),
+            known={turn.place: turn for turn in known},
+            keep=kept.append,
+        )
+        session = TokenSession(turns.engine_of("0/p#0", policy.generate), prompt)
+        told: list[tuple[str, str]] = []
+        while not told or (told[-1][1] == "abort" and most > session.num_generated):
+            turn = await session.turn(Sampling(most - session.num_generated, seed=1))
+            told.append(("".join(map(chr, turn.token_ids)), turn.finish))
+        return told
+
+    assert await made((), 2) == [("12", "length")]
+    assert await made(kept, 2) == [("12", "length")], "cut off there again"
+    assert await made(kept, 4) == [("12", "abort"), ("34", "length")]
+    assert await made(kept[:1], 1) == [("1", "length")], "not more than is allowed"
+    assert notes.recovered_tokens == 4

@@ -29,8 +29,8 @@ Kept: TypeAlias = "NDArray[np.int32]"
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 EQUAL_WITHIN = 1e-9
 """rewards that differ by no more are equal: they are sums, and sums are rounded"""
-VETOED = "vetoed"
-"""stands in a breakdown, with 1, where a rule of the rubric with `veto` failed"""
+VETOED, DISAGREEMENT = "vetoed", "disagreement"
+"""in a breakdown: 1 where a `veto` failed; under `NAME/`, standard deviation of votes or models"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,10 @@ def place_files(data: dict[str, Any], folder: Path, recipes: Collection[str]) ->
         data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
     for served in _served_models(data):
         model = served.get("model")
-        if isinstance(model, str) and not is_stage(model):
-            served["model"] = _model(model, folder, recipes)
+        if isinstance(model, list):
+            served["model"] = [_served(each, folder, recipes) for each in model]
+        elif model is not None:
+            served["model"] = _served(model, folder, recipes)
     for settings in _path_settings(data):
         served_teachers = settings.get("served_teachers")
         for served in served_teachers.values() if isinstance(served_teachers, dict) else []:
@@ -50,6 +52,13 @@ def place_files(data: dict[str, Any], folder: Path, recipes: Collection[str]) ->
         files = source.get("files")
         if isinstance(files, list):
             source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
+
+
+def _served(model: Any, folder: Path, recipes: Collection[str]) -> Any:
+    """A stage stays what it is, and what is written wrong is found later."""
+    if not isinstance(model, str) or is_stage(model):
+        return model
+    return _model(model, folder, recipes)
 
 
 def _place_teacher(served: dict[str, Any], folder: Path, recipes: Collection[str]) -> None:

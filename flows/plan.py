@@ -78,6 +78,8 @@ class Walk:
     ) -> Place:
         """Say where the next stage of this kind stands. Raises InputError for `pools` that no stage
         before it keeps."""
+        if kind == RewardSpec.kind:  # reward models of one path are drawn apart, for an ensemble
+            seed += self._seen[kind] - 1
         place = Place(
             seed=seed,
             domains=domains,

@@ -29,6 +29,7 @@ from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.judges.chat_api import ChatApiSettings
 from rewards.judges.judge_prompt import places_fault
 from rewards.references import reference_keys
+from tasks.served.served_model import ServedModel, check_several
 from tasks.stage import StageSpec
 
 
@@ -86,18 +87,6 @@ class CurriculumSpec(HookSpec):
         return (CURRICULA.get(self.name, self.name), *own)
 
 
-class ServedModel(Config):
-    """The model that a reward asks, and its servers. How many these are is in `resources`."""
-
-    model: Annotated[str, RESULT_NEUTRAL]
-    """a stage of the recipe, e.g. `base`; or a folder: a path with a `/` in it, relative to the
-    recipe's file, any fsspec URL (also of an artifact in a store), or `hf:org/name@revision`"""
-    role: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9-]*)?$")
-    """what resources call it; rewards of one role ask the same servers. Empty: the reward's name"""
-    fleet: FleetSpec = FleetSpec()
-    """of its servers; `max_turns_per_server` bounds how much they are asked at once (64 if none)"""
-
-
 class RewardSpec(HookSpec):
     """What scores an answer."""
 
@@ -108,7 +97,8 @@ class RewardSpec(HookSpec):
     sources: list[str] = Field(default_factory=list)
     """names of the sources of the curriculum `files` whose problems it judges; empty: all"""
     served: ServedModel | None = None
-    """the model that `judge` and `reward-model` ask; for no other reward"""
+    """the model that `judge` asks, and the model or models that `reward-model` asks; for no other
+    reward"""
 
     @property
     def title(self) -> str:
@@ -122,6 +112,11 @@ class RewardSpec(HookSpec):
     def asks_model(self) -> bool:
         """Whether it can judge in a stage only: it asks a served model, or one at an address."""
         return self.name in ASKING
+
+    @property
+    def served_models(self) -> Mapping[str, str]:
+        """By role, which is what resources call them; empty of a reward that asks none."""
+        return self.served.by_role(self.name) if self.served is not None else {}
 
     @property
     def judges_some_only(self) -> bool:
@@ -143,7 +138,9 @@ class RewardSpec(HookSpec):
             raise ValueError(f"label: `{VETOED}` marks a rollout with a veto; choose another")
         if self.asks_model:
             options: Any = resolve("options", ASKING_OPTIONS[self.name], {})
-            options.model_validate(self.options)
+            settings = options.model_validate(self.options)
+            if self.served is not None:
+                check_several(self.name, settings, self.served)
         return self
 
 
@@ -173,6 +170,11 @@ class RewardTerm(RewardSpec):
 
     @model_validator(mode="after")
     def _learns_what_is_right(self) -> Self:
+        if self.outcome and self.options.get("disagreement_penalty") and self.served_models:
+            raise ValueError(
+                "options.disagreement_penalty: may leave less than 0, which is no outcome; write"
+                " `combine: least`, or give another reward `outcome: true`"
+            )
         if self.outcome and self.weight < 0:
             raise ValueError(
                 f"weight: is {self.weight:g}, and an outcome of 1 is a right answer, which would be"
@@ -260,6 +262,8 @@ class UserSpec(Config):
     def _is_played_by_one(self) -> Self:
         if (self.served is None) == (self.api is None):
             raise ValueError("user: write either `served` or `api`, the model that plays it")
+        if self.served is not None:
+            check_several(USER, self, self.served)
         if fault := places_fault(self.system, ("question", "reference")):
             raise ValueError(f"user.system: {fault}")
         return self

@@ -34,7 +34,7 @@ from rewards.judges.served import RewardModel, build_served
 from rewards.rubric import Rubric, Term
 from rewards.verdicts import NoVerdict
 from tasks.domain import USER, Domain, RewardSpec, RewardTerm, ScoredDomain, UserSpec
-from tasks.served.served_roles import RoleClients, role_name
+from tasks.served.served_roles import RoleClients
 
 BUILD_ENVIRONMENT = "curricula.built_in_curricula:build_environment"
 _BREAK = f"{ProtocolBreak.__module__}.{ProtocolBreak.__qualname__}"
@@ -219,7 +219,8 @@ def _reward(term: RewardSpec, roles: RoleClients | None, sharing: int) -> Reward
     if term.served is not None:
         if roles is None:
             raise InputError(f"reward {term.name!r} asks a served model, and none is served here")
-        return build_served(term.name, term.options, roles.of(role_name(term)), term.timeout_s)
+        models = [roles.of(role) for role in term.served_models]
+        return build_served(term.name, term.options, models, term.timeout_s)
     if term.asks_model:
         asking: Any = resolve("reward", term.name, REWARDS)
         return asking.of_options(term.options, term.timeout_s, sharing)

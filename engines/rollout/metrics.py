@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from engines.types import VETOED, Group, Sample, Status, one_per_rollout
+from engines.types import DISAGREEMENT, VETOED, Group, Sample, Status, one_per_rollout
 from infra.errors import TrainingStopped
 from infra.timeline import Timeline
 
@@ -149,6 +149,7 @@ def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
     if verdicts:  # without a verdict there is no score, not one of 0
         scores["reward_mean"] = mean(s.reward for s in verdicts)
         scores["outcome_mean"] = mean(map(outcome, verdicts))
+        scores |= _disagreements(verdicts)
     return {
         **scores,
         "response_tokens_mean": _answer_tokens(groups),
@@ -159,6 +160,17 @@ def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
         "aborted_share": share(rollouts, Status.ABORTED),
         "zero_variance_share": mean(float(not g.has_signal) for g in groups),
     } | _by_domain(groups)
+
+
+def _disagreements(verdicts: Sequence[Sample]) -> dict[str, float]:
+    """How far the votes, or the models, of a reward were apart; of those that it judged."""
+    found = defaultdict[str, list[float]](list)
+    for sample in verdicts:
+        for name, value in sample.rewards.items():
+            reward, slash, part = name.rpartition("/")
+            if slash and part == DISAGREEMENT:
+                found[reward].append(value)
+    return {f"{DISAGREEMENT}_{reward}": mean(values) for reward, values in sorted(found.items())}
 
 
 def _by_domain(groups: Sequence[Group]) -> dict[str, float]:

@@ -5,6 +5,7 @@ promise the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from math import ceil
 from typing import Any
 
@@ -32,7 +33,21 @@ def served_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         for name, role in stage.roles.items():
             yield from _of_role(recipe, stage, role, stage.resources.of_role(name))
+        yield from _alike(stage, {each.name: each for each in plan})
     yield from _unknown_roles(recipe, plan)
+
+
+def _alike(stage: PlannedStage, plan: Mapping[str, PlannedStage]) -> Iterator[str]:
+    """Reward models that count as several and are the same one."""
+    for reward in (r for domain in stage.spec.sampled_domains for r in rewards_of(domain)):
+        made = [plan[model] for model in reward.served_models.values() if model in plan]
+        for one, other in combinations(made, 2):
+            if (one.spec, one.inputs) == (other.spec, other.inputs):
+                yield (
+                    f"stage {stage.name}: {reward.title} asks {one.name} and {other.name}, which"
+                    " learn the same from the same rows and seed; put both into one path, where"
+                    " their seeds differ"
+                )
 
 
 def inexact_roles(stage: PlannedStage) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engines.rollout.metrics import NOTHINK, THINKING
+from engines.types import DISAGREEMENT
 from flows.reports.stage_view import StageView
 from tasks.evaluate.score_statistics import Lines, Scaling, ScalingPoint
 from tasks.rl.curve import Curve, ScorePoint
@@ -89,6 +90,10 @@ def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
         points = [p for p in view.series.get(name, ()) if math.isfinite(p[1])]
         if points:
             charts.append(_chart(title, points, top=1.0 if name in _SHARES else None))
+    for name, points in view.series.items():
+        if name.startswith(f"{DISAGREEMENT}_"):
+            reward = name.removeprefix(f"{DISAGREEMENT}_")
+            charts.append(_chart(f"disagreement on {reward}, standard deviation", points, top=None))
     return charts
 
 

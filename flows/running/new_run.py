@@ -34,7 +34,6 @@ from infra.home import home
 from infra.hub import hub_name, is_hub_name, pinned
 from infra.store.store import Store
 from tasks.domain import RewardTerm
-from tasks.served.served_roles import role_name
 
 _MODELS = "models"
 """the argument of a flow that names folders to import"""
@@ -61,7 +60,7 @@ def recipe_as_on_record(recipe: Recipe, recorded: Recipe) -> Recipe:
     leaves the commit open."""
     now, then = recipe.base.folder, recorded.base.folder
     recipe = _with_base(recipe, _as_on_record(now, then)) if now and then else recipe
-    known = {role_name(term): term.served.model for _, term in _asking(recorded) if term.served}
+    known = {role: m for _, term in _asking(recorded) for role, m in term.served_models.items()}
     return _with_served(recipe, lambda role, model: _as_on_record(model, known.get(role, "")))
 
 
@@ -114,8 +113,7 @@ def _with_served(recipe: Recipe, model_of: Callable[[str, str], str]) -> Recipe:
 def _with_model(term: RewardTerm, model_of: Callable[[str, str], str]) -> RewardTerm:
     if term.served is None:
         return term
-    model = model_of(role_name(term), term.served.model)
-    return term.model_copy(update={"served": term.served.model_copy(update={"model": model})})
+    return term.model_copy(update={"served": term.served.with_models(term.name, model_of)})
 
 
 def new_run(

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from engines.types import Json, Message, Problem, Transcript, Verdict
+from engines.types import DISAGREEMENT, Json, Message, Problem, Transcript, Verdict
 from infra.config import Config
 from infra.json_text import value_text
 from rewards.references import reference_fault
@@ -295,5 +295,5 @@ async def voted(settings: JudgeQuestion, ask: Callable[[int], Awaitable[Verdict]
     by_median = settings.vote_score == "median"
     score = statistics.median(scores) if by_median else statistics.fmean(scores)
     typical = min(votes, key=lambda vote: abs(vote.score - score))
-    parts = {"votes": float(len(votes)), "disagreement": statistics.pstdev(scores)}
+    parts = {"votes": float(len(votes)), DISAGREEMENT: statistics.pstdev(scores)}
     return Verdict(score, parts, typical.reason)

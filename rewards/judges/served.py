@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
-from pydantic import NonNegativeInt, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, model_validator
 
-from engines.types import Message, Problem, Reward, Transcript, Verdict
+from engines.types import DISAGREEMENT, Message, Problem, Reward, Transcript, Verdict
 from infra.config import Config, Count
 from rewards.judges.judge_prompt import (
     JudgeQuestion,
@@ -125,24 +127,53 @@ class RewardModelSettings(Config):
     scale: Literal["raw", "sigmoid", "softmax"] = "sigmoid"
     """raw: the number itself; sigmoid: between 0 and 1; softmax: its share among all outputs. An
     outcome is between 0 and 1"""
+    combine: Literal["least", "mean"] = "least"
+    """what the scores of several models become (arXiv 2310.02743): the least of them, or their mean
+    less `disagreement_penalty` times their disagreement"""
+    disagreement_penalty: NonNegativeFloat = 0.0
+    """how much a standard deviation of the models' scores takes off their mean"""
+
+    @model_validator(mode="after")
+    def _penalty_is_of_a_mean(self) -> Self:
+        if self.disagreement_penalty and self.combine != "mean":
+            raise ValueError(
+                "disagreement_penalty: is taken off a mean, and the least score counts; write"
+                " `combine: mean` beside it, or leave it out"
+            )
+        return self
 
 
 class RewardModel:
-    """Raises where the model does not answer."""
+    """One model, or several whose scores become one. Raises where any of them does not answer."""
 
-    def __init__(self, settings: RewardModelSettings, model: AsksModel, timeout_s: float) -> None:
-        self._settings, self._model, self._timeout_s = settings, model, timeout_s
+    def __init__(
+        self, settings: RewardModelSettings, models: Sequence[AsksModel], timeout_s: float
+    ) -> None:
+        self._settings, self._models, self._timeout_s = settings, models, timeout_s
 
     async def __call__(self, transcript: Transcript) -> Verdict:
         given = tuple(replace(each, reasoning=None) for each in transcript.problem.messages)
         problem = replace(transcript.problem, messages=given, thinking=None)
         turns = said(spoken(transcript))
-        outputs = await self._model.outputs(problem, turns, timeout_s=self._timeout_s)
-        at = self._settings.output
-        if at >= len(outputs):
-            raise ValueError(f"`output` is {at}, and the model's head has {len(outputs)} outputs")
-        raw = outputs[at]
-        return Verdict(_scaled(self._settings, outputs), {"raw": raw})
+        asked = (model.outputs(problem, turns, timeout_s=self._timeout_s) for model in self._models)
+        outputs = await asyncio.gather(*asked)
+        scores = [_scaled(self._settings, of_model) for of_model in outputs]
+        if len(scores) == 1:
+            return Verdict(scores[0], {"raw": outputs[0][self._settings.output]})
+        return combined(self._settings, scores)
+
+
+def combined(settings: RewardModelSettings, scores: Sequence[float]) -> Verdict:
+    """The verdict of several models by their scores, which are its parts by the models' numbers.
+
+    Example: 0.2, 0.5 and 0.8, by the mean less 1 x their disagreement of 0.245 -> 0.255.
+    """
+    apart = statistics.pstdev(scores)
+    by_model = {str(number): score for number, score in enumerate(scores, 1)}
+    score = min(scores)
+    if settings.combine == "mean":
+        score = statistics.fmean(scores) - settings.disagreement_penalty * apart
+    return Verdict(score, {**by_model, DISAGREEMENT: apart})
 
 
 def said(transcript: Transcript) -> Sequence[Message]:
@@ -160,7 +191,11 @@ def said(transcript: Transcript) -> Sequence[Message]:
 
 
 def _scaled(settings: RewardModelSettings, outputs: Sequence[float]) -> float:
-    raw = outputs[settings.output]
+    """Raises ValueError for a head without that output."""
+    at = settings.output
+    if at >= len(outputs):
+        raise ValueError(f"`output` is {at}, and the model's head has {len(outputs)} outputs")
+    raw = outputs[at]
     match settings.scale:
         case "raw":
             return raw
@@ -172,10 +207,9 @@ def _scaled(settings: RewardModelSettings, outputs: Sequence[float]) -> float:
 
 
 def build_served(
-    name: str, options: Mapping[str, Any], model: AsksModel, timeout_s: float
+    name: str, options: Mapping[str, Any], models: Sequence[AsksModel], timeout_s: float
 ) -> Reward:
     """Raises pydantic's ValidationError."""
-
     if name == JUDGE:
-        return Judge(JudgeSettings.model_validate(options), model, timeout_s)
-    return RewardModel(RewardModelSettings.model_validate(options), model, timeout_s)
+        return Judge(JudgeSettings.model_validate(options), models[0], timeout_s)
+    return RewardModel(RewardModelSettings.model_validate(options), models, timeout_s)

@@ -36,6 +36,7 @@ from infra.timeline import TAKES, TICKETS, Timeline, mark, recording, write_trac
 from tasks.admitted import only_admitted
 from tasks.nothink import curves_by_mode, in_both_modes
 from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
+from tasks.rl.curve import more_curves
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.passed_on import is_nothing_mined, pass_on
 from tasks.rl.phases import PhasedTickets, open_phases
@@ -96,14 +97,13 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
         timeline = Timeline()
         stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())
-        moved = ["temperature"] if spec.settings.temperature_search else []
         record = RlRecord(
             watch=watch,
             gallery=Gallery(chat),
             reporter=context.reporter,
             steps=spec.settings.steps,
             notes=context.checkpoints,
-            curves=[*curves_by_mode(domains), *moved],
+            curves=[*curves_by_mode(domains), *more_curves(spec)],
         )
         devices = _devices(context, roles, fleet)
         policy = PublishedPolicy(roles.trainer, fleet, record.version, devices)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from engines.rollout.evaluator import Evaluated
 from engines.rollout.metrics import verdict
-from engines.types import Sample
+from engines.types import DISAGREEMENT, Sample
 from infra.config import Config
 from tasks.evaluate.score_statistics import (
     best_of_n_kl,
@@ -22,6 +22,7 @@ from tasks.evaluate.score_statistics import (
     problem_means,
     standard_error,
 )
+from tasks.rl.spec import RlSpec
 
 CURVE_FILE = "training/curve.json"
 """of an artifact"""
@@ -90,6 +91,13 @@ class Curve(Config):
         path = folder / CURVE_FILE
         path.parent.mkdir(exist_ok=True)
         path.write_text(self.model_dump_json(indent=1))
+
+
+def more_curves(spec: RlSpec) -> list[str]:
+    """Metrics of a step that the report draws beside the usual ones."""
+    rewards = (term.title for domain in spec.domains for term in domain.rewards)
+    disagreements = [f"{DISAGREEMENT}_{title}" for title in rewards]
+    return [*(["temperature"] if spec.settings.temperature_search else []), *disagreements]
 
 
 def score_points(evaluated: Evaluated) -> dict[str, ScorePoint]:

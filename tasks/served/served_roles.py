@@ -60,19 +60,14 @@ def rewards_of(domain: AnyDomain) -> Iterable[RewardSpec]:
     return domain.rewards if isinstance(domain, Domain) else domain.outcomes
 
 
-def role_name(term: RewardSpec) -> str:
-    """What resources call the model that it asks; empty if it asks none."""
-    return (term.served.role or term.name) if term.served is not None else ""
-
-
-def role_of(term: RewardSpec) -> ServedRole | None:
+def roles_of(term: RewardSpec) -> Iterator[ServedRole]:
     """None of a reward that asks no model."""
-    served = term.served
-    if served is None:
-        return None
+    if term.served is None:
+        return
     has_head = term.name == REWARD_MODEL
     reads_outputs = has_head or term.options.get("pattern") is None
-    return ServedRole(role_name(term), served.model, served.fleet, has_head, reads_outputs)
+    for role, model in term.served_models.items():
+        yield ServedRole(role, model, term.served.fleet, has_head, reads_outputs)
 
 
 def served_roles(
@@ -94,9 +89,11 @@ def served_roles(
 
 
 def _asked(domain: AnyDomain) -> Iterator[ServedRole]:
-    yield from filter(None, map(role_of, rewards_of(domain)))
+    for term in rewards_of(domain):
+        yield from roles_of(term)
     if domain.user is not None and (served := domain.user.served) is not None:
-        yield ServedRole(served.role or USER, served.model, served.fleet, has_head=False)
+        for role, model in served.by_role(USER).items():
+            yield ServedRole(role, model, served.fleet, has_head=False)
 
 
 def _said(role: ServedRole) -> str:

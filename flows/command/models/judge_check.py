@@ -136,7 +136,7 @@ def find_judge(recipe: Recipe, reward: str, at: JudgeAddress) -> AskedJudge:
             " `tributary rollouts` of a run"
         )
     own = is_served and not at.key_from and is_here(urlsplit(at.url).hostname or "")
-    model = term.served.model if term.served else settings.model
+    model = next(iter(term.served_models.values()), settings.model)
     return AskedJudge(name, model, settings, term.timeout_s, required_key() if own else "")
 
 
@@ -152,7 +152,7 @@ def _at_an_address(name: str, term: RewardTerm, at: JudgeAddress) -> ExternalJud
     """A served judge as it is asked at an address: nothing is kept, for another model may stand
     there tomorrow."""
     if not at.url or not at.model:
-        served = term.served.model if term.served else ""
+        served = next(iter(term.served_models.values()), "")
         raise InputError(
             f"--at: {name} is served inside a stage only; run `tributary serve judge={served}` and"
             " add --at http://127.0.0.1:8000/v1 --model judge"

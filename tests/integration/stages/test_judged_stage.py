@@ -41,6 +41,12 @@ BY_HEAD: dict[str, Any] = {
 # A random model seldom ends its turn, and the outcome of a truncated answer is asked of nobody.
 OUTCOME = STEADY["rewards"][0]
 DOMAIN = {**STEADY, "max_new_tokens": 12, "rewards": [OUTCOME, BY_CHOICE, BY_HEAD]}
+BY_HEADS: dict[str, Any] = {
+    "name": "reward-model",
+    "label": "heads",
+    "options": {"scale": "raw", "combine": "mean", "disagreement_penalty": 2},
+    "served": {"model": ["./rm", "./other-rm"]},
+}
 POOL = Resources(trainer_ranks=1, servers=3)
 
 
@@ -74,6 +80,26 @@ async def test_rl_trains_on_what_served_models_say(
     assert "the judge prefers" in shown[0].reason
     before = (inputs["model"] / "model.safetensors").read_bytes()
     assert (context.out / "model.safetensors").read_bytes() != before
+
+
+async def test_several_reward_models_are_one_reward(
+    cluster: None, stage_root: Path, small_base: Path, inputs: dict[str, Path]
+) -> None:
+    other = with_head(small_base, stage_root / "other-rm", seed=1)
+    spec = ServedSpec.model_validate({"settings": {"folder": str(other)}})
+    imported = stage_context(stage_root, "role-reward-model-2", {})
+    await run_served(spec, imported)
+    heads = {"role.reward-model-1": inputs["role.reward-model"]}
+    models = {"model": inputs["model"], **heads, "role.reward-model-2": imported.out}
+    context = stage_context(stage_root, "rollout-heads", models, pool=POOL)
+    await run_rollout(_rollout_spec({**DOMAIN, "rewards": [OUTCOME, BY_HEADS]}), context)
+    samples = [sample for group in saved_groups(context.out) for sample in group.samples]
+    assert any(sample.status in TRAINABLE for sample in samples)
+    for told in (sample.rewards for sample in samples if sample.status in TRAINABLE):
+        one, two = told["heads/1"], told["heads/2"]
+        assert one != pytest.approx(two), "they are different models"
+        assert told["heads/disagreement"] == pytest.approx(abs(one - two) / 2)
+        assert told["heads"] == pytest.approx((one + two) / 2 - abs(one - two))
 
 
 async def test_a_judge_answers_in_words_or_too_late(

@@ -161,6 +161,23 @@ def test_a_run_on_record_keeps_its_commit(hub: Hub, base: Path) -> None:
     assert recipe_as_on_record(other, recorded) == other
 
 
+def test_each_model_of_an_ensemble_keeps_its_commit(hub: Hub, base: Path) -> None:
+    commits = [hub.add_folder(f"org/{name}", base) for name in "ab"]
+    served = "served: {model: ['hf:org/a', taste-reward, 'hf:org/b']}"
+    term = f"{{name: reward-model, outcome: true, {served}}}"
+    recipe = load_recipe("cpu-smoke", [f"experts.general.domain.rewards=[{term}]"])
+    recorded = pinned_recipe(recipe)
+    domain = recorded.experts["general"].domain
+    assert domain is not None
+    assert list(domain.rewards[0].served_models.items()) == [
+        ("reward-model-1", f"hf:org/a@{commits[0]}"),
+        ("reward-model-2", "taste-reward"),
+        ("reward-model-3", f"hf:org/b@{commits[1]}"),
+    ]
+    hub.repos["org/b"].commit({"README.md": b"new"})
+    assert recipe_as_on_record(recipe, recorded) == recorded
+
+
 def test_what_cannot_be_had_is_explained(
     hub: Hub, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ ASK = {"prompt": "Q: {question} A: {answer} R: {reference.answer}", "pattern": r
 
 
 async def score(options: dict[str, Any], model: Model, name: str = "judge") -> Any:
-    return await build_served(name, options, model, 5.0)(transcript())
+    return await build_served(name, options, [model], 5.0)(transcript())
 
 
 async def test_a_number_in_the_answer_is_put_on_the_scale() -> None:
@@ -183,8 +183,8 @@ async def test_a_thought_that_the_budget_cut_off_is_no_answer(
     problem = replace(PROBLEM, thinking=thinking)
     cut = replace(transcript(last), problem=problem, status=status)
     model = Model("Score: 1", [1.0])
-    await build_served("reward-model", {}, model, 5.0)(cut)
-    await build_served("judge", ASK, model, 5.0)(cut)
+    await build_served("reward-model", {}, [model], 5.0)(cut)
+    await build_served("judge", ASK, [model], 5.0)(cut)
     (_, turns), (asked, _) = model.asked
     assert turns == [Message("assistant", shown)]
     assert asked.messages == (Message("user", f"Q: 2+2 A: {shown} R: 4"),)
@@ -195,7 +195,7 @@ async def test_a_reward_model_is_shown_no_thought_of_the_prompt_either() -> None
     problem = replace(PROBLEM, messages=(said, *PROBLEM.messages), thinking=True)
     model = Model(logprobs=[1.0])
     judged = replace(transcript(), problem=problem)
-    await build_served("reward-model", {}, model, 5.0)(judged)
+    await build_served("reward-model", {}, [model], 5.0)(judged)
     ((asked, _),) = model.asked
     assert asked.messages == (replace(said, reasoning=None), *PROBLEM.messages)
     assert asked.thinking is None
@@ -229,10 +229,48 @@ async def test_a_reward_models_output_is_scaled(scale: str, expected: float) -> 
         await score({"output": 2}, model, "reward-model")
 
 
+SEVERAL = {"scale": "raw", "combine": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scale": "raw"}, 1.0),
+        (SEVERAL, 3.0),  # (1 + 2 + 6) / 3
+        ({**SEVERAL, "disagreement_penalty": 0.5}, 3.0 - 0.5 * math.sqrt((4 + 1 + 9) / 3)),
+        ({**SEVERAL, "disagreement_penalty": 2}, 3.0 - 2 * math.sqrt(14 / 3)),
+        ({"scale": "sigmoid"}, 1 / (1 + math.exp(-1))),
+    ],
+)
+async def test_several_reward_models_are_one_reward(options: dict[str, Any], expected: float):
+    models = [Model(logprobs=[number]) for number in (2.0, 1.0, 6.0)]
+    verdict = await build_served("reward-model", options, models, 5.0)(transcript())
+    assert verdict.score == pytest.approx(expected)
+    if options["scale"] == "raw":
+        parts = {"1": 2.0, "2": 1.0, "3": 6.0, "disagreement": math.sqrt(14 / 3)}
+        assert verdict.parts == pytest.approx(parts)
+
+
+class Lost(Model):
+    async def outputs(
+        self, problem: Problem, turns: Sequence[Message], *, timeout_s: float
+    ) -> list[float]:
+        raise ConnectionError("reward-model-2: nobody is there")
+
+
+@pytest.mark.parametrize("combine", ["least", "mean"])
+async def test_one_of_several_models_that_fails_is_no_verdict_and_no_zero(combine: str) -> None:
+    models = [Model(logprobs=[5.0]), Lost(), Model(logprobs=[4.0])]
+    reward = build_served("reward-model", {"combine": combine}, models, 5.0)
+    judged = await Rubric([Term("taste", 1.0, True, reward)]).judge(transcript())
+    assert (judged.failed, judged.breakdown) == (True, {})
+    assert judged.reason == "reward 'taste' raised ConnectionError: reward-model-2: nobody is there"
+
+
 async def test_a_budget_that_ran_out_after_a_tools_answer_is_judged_up_to_the_last_turn() -> None:
     model = Model(logprobs=[0.0])
     called = Message("assistant", "", tool_calls=(ToolCall("add", {"a": 2}),))
-    reward = build_served("reward-model", {}, model, 5.0)
+    reward = build_served("reward-model", {}, [model], 5.0)
     verdict = await reward(transcript(called, Message("tool", "4")))
     assert verdict.score == 0.5
     assert model.asked[0][1] == [called]
@@ -256,7 +294,7 @@ async def test_scores_of_an_rl_stage_ask_reward_models_and_no_judge_beside_the_o
 
 
 async def test_a_judge_that_fails_gives_a_failed_sample_with_its_reason() -> None:
-    term = Term("judge", 1.0, True, build_served("judge", ASK, Silent(), 5.0))
+    term = Term("judge", 1.0, True, build_served("judge", ASK, [Silent()], 5.0))
     judged = await Rubric([term]).judge(transcript())
     assert judged.failed
     assert judged.reason == "reward 'judge' raised ConnectionError: nobody is there"

@@ -234,6 +234,17 @@ def test_the_distance_from_the_start_is_that_of_answers_and_of_the_policy_that_w
     assert Curve().kl_after(3) is None
 
 
+def test_how_far_votes_and_models_were_apart_is_a_metric_of_those_that_were_judged():
+    given = [{"taste/disagreement": 0.5}, {"taste/disagreement": 0.25}, {"outcome": 1.0}]
+    rollouts = [rollout_of(Status.COMPLETED, rewards) for rewards in given]
+    failed = rollout_of(Status.FAILED, {"taste/disagreement": 9.0})
+    group = Group(Problem("p", "d", ()), [r.samples[0] for r in (*rollouts, failed)])
+    sampled = Sampled([group], [group], waves=1, seconds=0.5)
+    metrics = step_metrics(StepResult(1, 1, sampled, [group], 1, {}))
+    assert metrics["disagreement_taste"] == 0.375
+    assert [name for name in metrics if "disagreement" in name] == ["disagreement_taste"]
+
+
 async def test_when_its_time_is_over_what_is_finished_counts():
     evaluator, policy = evaluator_with(lambda *_: "1", timeout_s=1.0)
     policy.free_calls = 2

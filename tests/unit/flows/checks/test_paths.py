@@ -391,3 +391,10 @@ def test_a_reward_model_of_the_same_path_is_named_by_its_stage() -> None:
     assert used == {"model": "agent-sft", "role.reward-model": "agent-reward"}
     with pytest.raises(InputError, match="no stage before it makes it: name one of agent-reward;"):
         judged_by("agent-sft")
+
+
+def test_reward_models_of_one_path_are_of_different_seeds() -> None:
+    learning = {"steps": 2, "optimizer": {"lr": 1e-3}, "data": {"files": ["pairs.jsonl"]}}
+    stages = plan({"reward": learning}, {"reward": learning}, {"sft": SFT}, {"reward": learning})
+    names = ("sft", "reward", "reward-2", "reward-3")
+    assert [stages[f"agent-{name}"].spec.seed for name in names] == [0, 0, 1, 2]

@@ -9,7 +9,7 @@ import yaml
 
 from flows.checks.memory.fit import memory_problems, planned_memory
 from flows.checks.recipe_checks import check_recipe
-from flows.checks.servers import inexact_roles, judge_cautions
+from flows.checks.servers import inexact_roles, judge_cautions, served_problems
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reasons import planned_identities
@@ -120,10 +120,15 @@ def test_what_changes_a_verdict_is_in_the_digest_and_where_it_runs_is_not(
     assert "general-sft" not in changed
 
 
-def test_a_path_is_relative_to_the_recipe_and_a_name_is_a_stage(tmp_path: Path) -> None:
-    term = {
-        "name": "reward-model", "outcome": True, "served": {"model": "./judges/rm"},
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "models"),
+    [("./judges/rm", ["judges/rm"]), (["./judges/rm", "./b/rm"], ["judges/rm", "b/rm"])],
+)
+def test_a_path_is_relative_to_the_recipe_and_a_name_is_a_stage(
+    tmp_path: Path, model: str | list[str], models: list[str]
+) -> None:
+    model = [*model, "agent-reward"] if isinstance(model, list) else model
+    term = {"name": "reward-model", "outcome": True, "served": {"model": model}}
     domain = {"rewards": [term]}
     written = {"extends": "cpu-smoke", "name": "mine", "experts": {"general": {"domain": domain}}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(written))
@@ -132,7 +137,8 @@ def test_a_path_is_relative_to_the_recipe_and_a_name_is_a_stage(tmp_path: Path) 
     assert merged is not None
     served = merged.rewards[0].served
     assert served is not None
-    assert served.model == str(tmp_path / "judges" / "rm")
+    named = ["agent-reward"] if isinstance(model, list) else []
+    assert list(served.models) == [*(str(tmp_path / each) for each in models), *named]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +213,86 @@ def test_memory_and_devices_of_roles_are_counted(folder: Path) -> None:
     found = list(memory_problems(loaded, plan))
     assert any("stage general-rl: its judge needs" in line for line in found), found
     assert not any("its server needs" in line for line in found), "those have 80 GB"
+
+
+SEVERAL = "name: reward-model, options: {combine: mean, disagreement_penalty: 0.5}"
+
+
+def ensemble(*models: str, more: str = "") -> str:
+    term = f"{{{SEVERAL}, weight: 0.5, served: {{model: [{', '.join(models)}]{more}}}}}"
+    return f"{REWARDS}=[{{name: constraints, outcome: true}}, {term}]"
+
+
+def test_each_of_several_reward_models_has_servers_and_memory_of_its_own(
+    tmp_path: Path, folder: Path
+) -> None:
+    models = [str(with_head(folder, tmp_path / name, seed=n)) for n, name in enumerate("ab")]
+    loaded = recipe(
+        ensemble(*models),
+        "resources.servers=4",
+        "resources.devices={memory_gb: 80, per_host: 8, kind: h100}",
+        "resources.default.roles={reward-model-2: {servers: 2}}",
+        "determinism=close",
+    )
+    plan = {stage.name: stage for stage in plan_post_train(loaded)}
+    check_recipe(loaded, list(plan.values()))
+    asked = {
+        "role.reward-model-1": "role-reward-model-1",
+        "role.reward-model-2": "role-reward-model-2",
+    }
+    assert asked.items() <= plan["general-rl"].inputs.items()
+    assert plan["role-reward-model-2"].spec.served_folder == models[1]
+    held = {
+        r.role: r for r in planned_memory(loaded, list(plan.values())) if r.stage == "general-rl"
+    }
+    assert [held[f"reward-model-{n}"].num_devices for n in (1, 2)] == [1, 2]
+    said = refused(ensemble(*models), "resources.servers=2", "determinism=close")
+    assert "2 of its roles, but resources" in said
+    other = recipe(ensemble(models[1], models[0]), "resources.servers=4", "determinism=close")
+    assert "general-rl" in _changed(digests(loaded), digests(other)), "their order is in the digest"
+
+
+def test_reward_models_that_learn_the_same_are_refused_as_several() -> None:
+    """Stages of one path have seeds of their own; first ones of two paths have the recipe's."""
+    stage = "{reward: {steps: 2, optimizer: {lr: 1e-3}, data: {files: [pairs.jsonl]}}}"
+    paths = [
+        f"experts.agent.path=[{stage}, {stage}]",
+        f"experts.general.path=[{stage}, {{rl: {{steps: 2, optimizer: {{lr: 1e-3}}}}}}]",
+    ]
+
+    def problems(*models: str) -> list[str]:
+        loaded = recipe(*paths, ensemble(*models))
+        return list(served_problems(loaded, plan_post_train(loaded)))
+
+    assert not problems("agent-reward", "agent-reward-2")
+    said = problems("agent-reward", "agent-reward-2", "general-reward")
+    assert "reward-model asks agent-reward and general-reward, which learn the same" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (ensemble("./a"), "a list names two models or more"),
+        (ensemble("./a", "./b", "./a"), "/a is there twice"),
+        (judge("[./a, ./b]"), "only reward-model asks several; name one for judge"),
+        (
+            f"{REWARDS}=[{{{SEVERAL}, outcome: true, served: {{model: ./a}}}}]",
+            "options.combine: says what the scores of several models become",
+        ),
+        (
+            f"{REWARDS}=[{{{SEVERAL}, outcome: true, served: {{model: [./a, ./b]}}}}]",
+            "may leave less than 0, which is no outcome; write `combine: least`",
+        ),
+        (
+            ensemble("./a", "./b").replace("combine: mean, ", ""),
+            "disagreement_penalty: is taken off a mean",
+        ),
+    ],
+)
+def test_what_is_no_ensemble_is_refused(change: str, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        recipe(change)
+    assert said in str(raised.value)
 
 
 def test_a_head_is_not_promised_to_give_the_same_bits(tmp_path: Path, folder: Path) -> None:

@@ -341,7 +341,10 @@ def test_curves_have_intervals_and_no_number_that_is_none() -> None:
     assert outcomes["lines"][1] == {"name": "held out: agent", "points": [[4, 0.5, 0.196]]}
     assert entropy["lines"][0]["points"] == [[1, 1.235]]
     series = {"outcome_mean_agent": [(1, 0.5)], "outcome_mean_agent-nothink": [(1, 0.25)]}
-    drawn = charts_of([view("agent-rl", {}, series=series)], {"agent-rl": curve})["agent-rl"][0]
+    series |= {"disagreement_taste": [(1, 0.125)]}
+    drawn, apart = charts_of([view("agent-rl", {}, series=series)], {"agent-rl": curve})["agent-rl"]
+    assert apart["title"] == "disagreement on taste, standard deviation"
+    assert apart["lines"][0]["points"] == [[1, 0.125]]
     assert [line["name"] for line in drawn["lines"]] == [
         "training samples", "training samples: agent-nothink", "held out: agent",
     ]  # fmt: skip

@@ -55,6 +55,12 @@ class InfrastructureError(TributaryError):
     retryable = True
 
 
+class OutOfReach(InfrastructureError):
+    """A service of others answered nobody for longer than its bound; the stage can be resumed."""
+
+    retryable = False
+
+
 class EngineError(InfrastructureError):
     """A generation server or a trainer rank failed or answered with a refusal."""
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.types import VETOED, Problem, Reward, Status, Transcript, Verdict
-from infra.errors import InputError
+from infra.errors import InputError, OutOfReach
 from infra.processes.part_process import PartFailed
 from rewards.verdicts import NoVerdict, verdict_by
 
@@ -81,7 +81,8 @@ class Rubric:
         self._terms = tuple(terms)
 
     async def judge(self, transcript: Transcript) -> RubricJudgement:
-        """Never raises for a reward's fault: the judgement then says `failed` and why."""
+        """Never raises for a reward's fault: the judgement then says `failed` and why. Raises
+        OutOfReach."""
         status, reason = transcript.status, transcript.reason
         terms = [term for term in self._terms if term.judges(transcript.problem)]
         is_cut = status is Status.TRUNCATED
@@ -152,6 +153,8 @@ def _key(term: Term) -> str:
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:
     try:
         return await verdict_by(term.reward, transcript)
+    except OutOfReach:  # no verdict, and the fault of no answer
+        raise
     except Exception as error:  # of a user's code: it fails this sample only
         return error
 

@@ -1,30 +1,45 @@
 """ChatApi: asks a model at an OpenAI-compatible address, within bounds, for judges and users.
 
     question ──▶ answered before? ──▶ a place ──▶ a time ──▶ POST /chat/completions ──▶ text
-                 (cache, by content)  (at_once)   (per minute)   again on 408, 429, 5xx
+                 (cache, by content)  (at_once)   (per minute)   again on 408, 429, 5xx, too late
 
-Whatever goes wrong raises: no answer, one that is too late, a refusal, or a bound that is reached.
+What goes wrong with one question raises EngineError: a refusal, a reply that is none, no answer in
+time though others got theirs, a bound that is reached. An API that answers nobody, or turns what
+is asked away, is waited for: only past `outage_s` the question raises OutOfReach, which is nobody's
+fault but the API's and so no verdict, and ends the stage.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
+from random import uniform
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    NonNegativeFloat,
+    ValidationError,
+    model_validator,
+)
 
 from infra.access import is_here
 from infra.code.digest import digest_of
 from infra.config import Config, Count
 from infra.data_files.remembered import forget_unused
-from infra.errors import EngineError, InputError
+from infra.errors import EngineError, InputError, OutOfReach
 from infra.home import home
+from infra.outages import Outage, waiting_for
 from infra.secret_references import resolved
 from rewards.judges.judge_prompt import SHOWN
 
@@ -35,7 +50,11 @@ Read = TypeVar("Read")
 _MOST_BYTES = 4 << 20
 """of one reply"""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
-"""before another try; the reply's `Retry-After` counts up to the longest"""
+"""before another try, and at most; each is twice as long, or what the reply's `Retry-After` says"""
+_JITTER = (0.75, 1.25)
+"""times a wait: those who wait for one API do not all ask at once"""
+_TURNED_AWAY = (429, 503)
+"""statuses by which an API does not look at the question"""
 
 
 class ChatApiSettings(Config):
@@ -57,10 +76,15 @@ class ChatApiSettings(Config):
     calls_per_minute: Count = 600
     """requests that are sent in a minute; they are spread evenly, also over rollout workers"""
     max_calls: Count = 10_000
-    """requests that may be sent for one domain in one attempt of a stage, tries and votes included;
-    every later one fails. Rollout workers have equal shares of them"""
+    """requests that may be sent for one domain in one attempt of a stage, tries and votes included,
+    but for those that the API turned away (429, 503) or was not reached by; every later one
+    fails. Rollout workers have equal shares of them"""
     tries: int = Field(default=5, ge=1, le=20)
-    """how often one question is sent, where the API is busy (429), broken (5xx) or not reached"""
+    """how often one question is sent that gets no answer in time, or an error (408, 5xx), while the
+    API answers others"""
+    outage_s: NonNegativeFloat = 14_400.0
+    """seconds for which a question waits for an API that answers nobody, is not reached or turns it
+    away; then the stage ends, and can be resumed"""
     cache: bool = True
     """whether an answer is kept in this home until nobody asks for it for 30 days: the same
     question is not paid for twice"""
@@ -98,9 +122,13 @@ class _Reply(BaseModel):
 class _Busy(Exception):
     """Another try may help. The text says what happened."""
 
-    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, text: str, retry_after_s: float = 0.0, *, is_turned_away: bool = False
+    ) -> None:
+        """`is_turned_away`: the question was not looked at, so that it cannot be its fault."""
         super().__init__(text)
-        self.retry_after_s = retry_after_s
+        self.asked_wait_s = min(retry_after_s, _LONGEST_WAIT_S)
+        self.is_turned_away = is_turned_away
 
 
 class ChatApi:
@@ -134,6 +162,8 @@ class ChatApi:
         self._next_at = 0.0
         """on the loop's clock, when the next request may be sent"""
         self._sent = 0
+        self._answered_at = 0.0
+        """on the loop's clock, when it last got any other reply than that another try may help"""
         self._client: httpx.AsyncClient | None = None
         self._asking = WeakValueDictionary[str, asyncio.Lock]()
         """by question: those who ask the same wait for one answer"""
@@ -148,7 +178,8 @@ class ChatApi:
         number: int = 0,
     ) -> Read:
         """What `read` makes of the model's text, which is kept if that does not raise. `more` are
-        further fields of the request; answers of other numbers are others. Raises EngineError."""
+        further fields of the request; answers of other numbers are others. Raises EngineError,
+        OutOfReach."""
         bound = {self._settings.token_field: self._max_new_tokens}
         named = {"model": self._settings.model, "messages": messages}
         body = named | dict(more) | bound | self._settings.body
@@ -177,33 +208,49 @@ class ChatApi:
             await self._client.aclose()
 
     async def _ask(self, body: Mapping[str, Any]) -> str:
-        """What the model says. Raises EngineError."""
-        import stamina
-
-        try:
-            async with self._places:
-                async for attempt in stamina.retry_context(
-                    _wait_of,
-                    attempts=self._settings.tries,
-                    timeout=None,
-                    wait_initial=_FIRST_WAIT_S,
-                    wait_max=_LONGEST_WAIT_S,
-                ):
-                    with attempt:
+        """What the model says. Raises EngineError, OutOfReach."""
+        began, since, bound = self._now, time.time(), self._settings.outage_s
+        failed_at, wait_s = began, _FIRST_WAIT_S
+        with ExitStack() as waiting:
+            for tries in count(1):
+                try:
+                    async with self._places:
                         return await self._try(body)
-        except _Busy as error:
-            raise EngineError(f"{self._url}: {error}, {self._settings.tries} times") from None
-        raise AssertionError("stamina raises what the last try raised")
+                except _Busy as error:
+                    told, is_answering = f"{self._url}: {error}", self._answered_at > failed_at
+                    failed_at = self._now
+                    left = began + bound - failed_at
+                    if tries >= self._settings.tries:
+                        if is_answering and not error.is_turned_away:
+                            why = f"{told}, {tries} times; others are answered"
+                            raise EngineError(why) from None
+                        if left <= 0:
+                            raise OutOfReach(_given_up(told, bound)) from None
+                        waiting.close()
+                        if not is_answering:
+                            outage = Outage(self._url, str(error), since, since + bound)
+                            waiting.enter_context(waiting_for(outage))
+                    pause = max(wait_s * uniform(*_JITTER), error.asked_wait_s)
+                await asyncio.sleep(min(pause, max(left, wait_s)))
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        raise AssertionError("it is tried until it is answered or given up")
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def _try(self, body: Mapping[str, Any]) -> str:
+        """Raises _Busy, EngineError."""
         await self._wait_for_turn()
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, content = await self._post(body)
         except TimeoutError:
-            raise EngineError(
-                f"{self._url}: no answer within timeout_s {self._timeout_s:g}"
-            ) from None
+            raise _Busy(f"no answer within timeout_s {self._timeout_s:g}") from None
+        except _Busy as busy:
+            self._sent -= busy.is_turned_away
+            raise
+        self._answered_at = self._now
         if status != 200:
             raise EngineError(f"{self._url}: it refuses ({status}): {_text(content)}")
         try:
@@ -224,7 +271,7 @@ class ChatApi:
             share = "" if self._calls == whole else f", {self._calls} for this rollout worker,"
             raise EngineError(f"{self._url}: `max_calls` ({whole}){share} are spent")
         self._sent += 1
-        now = asyncio.get_running_loop().time()
+        now = self._now
         at = max(self._next_at, now)
         self._next_at = at + self._apart_s
         await asyncio.sleep(at - now)
@@ -244,19 +291,23 @@ class ChatApi:
                     if len(content) > _MOST_BYTES:
                         raise EngineError(f"{self._url}: its reply has more than {_MOST_BYTES} B")
         except httpx.HTTPError as error:
-            raise _Busy(f"it is not reached ({type(error).__name__}: {error})") from error
-        if reply.status_code in (408, 429) or reply.status_code >= 500:
+            away = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = f"{type(error).__name__}: {error}"
+            raise _Busy(f"it is not reached ({what})", is_turned_away=away) from error
+        status = reply.status_code
+        if status in (408, 429) or status >= 500:
             wait = reply.headers.get("retry-after", "")
-            seconds = float(wait) if wait.isdecimal() else None
-            raise _Busy(f"it is busy or broken ({reply.status_code})", seconds)
-        return reply.status_code, bytes(content)
+            seconds = float(wait) if wait.isdecimal() else 0.0
+            said = f"it is busy or broken ({status}): {_text(bytes(content))}"
+            raise _Busy(said, seconds, is_turned_away=status in _TURNED_AWAY)
+        return status, bytes(content)
 
 
-def _wait_of(error: Exception) -> bool | float:
-    """Whether there is another try, or after how many seconds."""
-    if not isinstance(error, _Busy):
-        return False
-    return True if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_WAIT_S)
+def _given_up(told: str, bound: float) -> str:
+    return (
+        f"{told}; it answered nothing for {bound:g} s (`outage_s`). No rollout counts as failed for"
+        " it: resume the run once it answers"
+    )
 
 
 def _text(content: bytes) -> str:

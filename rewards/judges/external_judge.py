@@ -1,7 +1,7 @@
 """`external-judge`: a reward that asks a model at an OpenAI-compatible address.
 
-Whatever goes wrong raises, and so makes a failed verdict: what `ChatApi` raises, and an answer that
-is no JSON or holds no score. It is never a score of 0.
+Whatever goes wrong raises, and so makes a failed verdict: what `ChatApi` raises, but for an outage,
+and an answer that is no JSON or holds no score. It is never a score of 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Score(BaseModel):
 
 class ExternalJudge:
     """For one event loop. Raises EngineError where the API gives no answer, ValueError where its
-    answer holds no score."""
+    answer holds no score, OutOfReach where it answers nobody for too long."""
 
     def __init__(
         self, settings: ExternalJudgeSettings, timeout_s: float, sharing: int = 1, key: str = ""

@@ -14,6 +14,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from engines.types import DISAGREEMENT, Json, Message, Problem, Transcript, Verdict
 from infra.config import Config
+from infra.errors import OutOfReach
 from infra.json_text import value_text
 from rewards.references import reference_fault
 from rewards.text import spoken
@@ -280,7 +281,8 @@ async def voted(settings: JudgeQuestion, ask: Callable[[int], Awaitable[Verdict]
     """One verdict by as many votes as the settings want; `ask` takes a vote's number. Where they
     are several, its parts say how many gave a score, and the standard deviation of these.
 
-    Raises what a single vote raises, and ValueError where half of several or more failed.
+    Raises what a single vote raises, OutOfReach, and ValueError where half of several or more
+    failed.
     Example: scores 0, 0.5 and 1, by the mean -> 0.5, {"votes": 3, "disagreement": 0.408}.
     """
     if settings.votes == 1:
@@ -289,6 +291,8 @@ async def voted(settings: JudgeQuestion, ask: Callable[[int], Awaitable[Verdict]
     found = await asyncio.gather(*asked, return_exceptions=True)
     votes = [vote for vote in found if isinstance(vote, Verdict)]
     failed = [vote for vote in found if not isinstance(vote, Verdict)]
+    if lost := next((vote for vote in failed if isinstance(vote, OutOfReach)), None):
+        raise lost
     if 2 * len(failed) >= settings.votes:
         raise ValueError(f"{len(failed)} of {settings.votes} votes failed; the first: {failed[0]}")
     scores = [vote.score for vote in votes]

@@ -46,7 +46,7 @@ from infra.user_files import InstalledFiles, install_hooks
 from tasks.durable.claims import Claims, End
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.durable.protocol import JobInput, emit, job_path
-from tasks.durable.reporter import JobReporter, open_reporter
+from tasks.durable.reporter import JobReporter, open_reporter, saying_outages
 from tasks.durable.stage_identity import StageIdentity, StoredResults, stage_identity
 from tasks.durable.watchdog import WatchedCheckpoints, watchdog
 from tasks.stage import Pulse, StageContext, StageSpec, StopFlag, Stopped
@@ -189,7 +189,7 @@ def _run(
             hooks=given.hooks,
             results=None if given.again else StoredResults(store, identity.code),
         )
-        body = body_of(given.spec_name)(spec, context)
+        body = saying_outages(body_of(given.spec_name)(spec, context), reporter)
         metrics = reporter.numbers(_metrics(given, asyncio.run(_until_stopped(body, stop))))
         seconds = time.monotonic() - started
         return _commit(artifacts, given, identity, out, metrics, seconds, reporter)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.json_text import numbers_of
+from infra.outages import Outage, outages
 from infra.store.artifacts import ArtifactRecord
 from infra.store.manifest import StageWarning
 from infra.tracking.rest import Dataset
@@ -45,6 +47,8 @@ class JobReporter:
     _last_progress: float = 0.0
     _last_line: float = 0.0
     _began: float = field(default_factory=time.monotonic)
+    _done: int = 0
+    _total: int = 1
     warnings: list[StageWarning] = field(default_factory=list[StageWarning])
     """those that are kept with the artifact"""
 
@@ -70,11 +74,16 @@ class JobReporter:
 
     def progress(self, done: int, total: int, message: str = "") -> None:
         self.pulse.beat()
+        self._done, self._total = done, total
         now = time.monotonic()
         if done < total and now - self._last_progress < PROGRESS_SECONDS:
             return
         self._last_progress = now
         emit(self.job, "progress", done=done, total=total, message=message)
+
+    def waits(self, message: str) -> None:
+        """Show what it waits for, in place of what it did last."""
+        emit(self.job, "progress", done=self._done, total=self._total, message=message)
 
     def warn(self, message: str) -> None:
         emit(self.job, "warn", message=message)
@@ -92,6 +101,51 @@ class JobReporter:
             from infra.tracking.tracker import final
 
             self.tracker.log(self.run, 0, final(record.metrics))
+
+
+_LOOK_S, _SHOW_S, _OVER_S = 1.0, 10.0, 60.0
+"""how often to look for outages, and to show that they last; how long after one it is over"""
+
+
+async def saying_outages(body: Coroutine[Any, Any, object], reporter: JobReporter) -> object:
+    """What the body returns. Meanwhile each service of others that it waits for is said, once."""
+    watch = asyncio.create_task(_say_outages(reporter), name="outages")
+    try:
+        return await body
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
+async def _say_outages(reporter: JobReporter) -> None:
+    last: dict[str, float] = {}
+    """when each service was last waited for, on the clock of this machine since its start"""
+    shown = -_SHOW_S
+    while True:
+        found, now = outages(), time.monotonic()
+        for outage in found:
+            if outage.service not in last:
+                reporter.warn(f"{waited_for(outage)}. No rollout counts as failed for it")
+            last[outage.service] = now
+            reporter.pulse.beat()
+        if found and now - shown >= _SHOW_S:
+            reporter.waits("; ".join(map(waited_for, found)))
+            shown = now
+        for service in [name for name, at in last.items() if now - at > _OVER_S]:
+            del last[service]
+            reporter.warn(f"{service} is not waited for any more")
+        await asyncio.sleep(_LOOK_S)
+
+
+def waited_for(outage: Outage) -> str:
+    """In a sentence, with times of this machine."""
+    began, end = (
+        time.strftime("%d %b %H:%M", time.localtime(at)) for at in (outage.since, outage.until)
+    )
+    return (
+        f"waits since {began} for {outage.service}: {outage.why}. If it answers nothing until {end}"
+        " the stage ends, to be resumed"
+    )
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from infra.access import is_loopback
 from infra.errors import InputError
+from infra.outages import told_by
 from infra.secret_references import secrets_of
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import context_length
@@ -82,11 +83,14 @@ class RayWorker:
     async def news(self, is_changing: bool) -> News:
         """Raises WorkerLost."""
         call = self._actor.news.remote(is_changing, NEWS_S)
-        return await self._answer(call, NEWS_S + SILENT_S)
+        news: News = await self._answer(call, NEWS_S + SILENT_S)
+        told_by(self, news.outages)
+        return news
 
     async def end(self) -> None:
         with suppress(WorkerLost, InputError):
             await self._answer(self._actor.close.remote(), _END_S)
+        told_by(self, ())
         self._kill()
 
     def _kill(self) -> None:

@@ -27,7 +27,7 @@ from engines.types import (
     Step,
     Transcript,
 )
-from infra.errors import InputError, TributaryError
+from infra.errors import InputError, OutOfReach, TributaryError
 from rewards.judges.chat_api import ChatApi
 from rewards.judges.judge_prompt import filled
 from rewards.judges.served import AsksModel
@@ -107,7 +107,7 @@ class _UserEpisode:
         self._messages = [m for m in problem.messages if m.role in ("user", "assistant")]
 
     async def step(self, turn: AssistantTurn) -> Step:
-        """Raises UserFailed, and what the tools raise."""
+        """Raises UserFailed, OutOfReach, and what the tools raise."""
         if turn.tool_calls and self._tools is not None:
             self._messages.append(turn.message())
             return await self._tools.step(turn)
@@ -127,6 +127,8 @@ class _UserEpisode:
             asked = (Message("system", system), _GREETING, *_turned(self._messages))
             problem = replace(self._problem, messages=asked, tools=(), thinking=self._user.thinking)
             said = (await self._says(problem, _seed(problem))).strip()
+        except OutOfReach:
+            raise
         except (TributaryError, ValueError) as error:
             raise UserFailed(str(error)) from error
         if not said:

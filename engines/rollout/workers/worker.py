@@ -27,6 +27,7 @@ from engines.rollout.records.journals import (
 from engines.rollout.roller import Roller, written_text
 from engines.types import Generation, Problem, Sampling, TokenIds
 from infra.errors import TributaryError
+from infra.outages import Outage, outages
 from infra.processes.coroutines import is_told_to_end
 
 
@@ -95,6 +96,8 @@ class News:
     """now, at the servers"""
     is_in_trouble: bool = False
     """whether a turn failed and is tried again"""
+    outages: tuple[Outage, ...] = ()
+    """services of others that its rewards wait for now"""
 
 
 class WorkerLost(Exception):
@@ -190,6 +193,7 @@ class RolloutWorker:
             over=tuple(self._over),
             turns_under_way=self._turns_under_way,
             is_in_trouble=self._is_in_trouble,
+            outages=tuple(outages()),
         )
         self._rollouts, self._turns, self._over = [], [], []
         self._is_in_trouble = False

@@ -30,7 +30,7 @@ from infra.access import is_here, required_key
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import find_files, require_names
 from infra.data_files.tally import BadRow
-from infra.errors import EngineError, InputError
+from infra.errors import EngineError, InputError, OutOfReach
 from rewards.judges.external_judge import EXTERNAL_JUDGE, ExternalJudge, ExternalJudgeSettings
 from rewards.judges.judge_prompt import JudgeQuestion
 from rewards.judges.served import JUDGE, JudgeSettings
@@ -240,7 +240,10 @@ async def ask(
 ) -> tuple[list[tuple[Pair, PairScores]], Counter[str]]:
     """The pairs that it could judge, with its scores; how often it gave none, by the reason."""
     alone, beside = (
-        ExternalJudge(each.settings, each.timeout_s, key=each.key)
+        # A person waits for the figures: an API that is down is said at once.
+        ExternalJudge(
+            each.settings.model_copy(update={"outage_s": 0.0}), each.timeout_s, key=each.key
+        )
         for each in (judge, judge.side_by_side())
     )
     failed = Counter[str]()
@@ -248,7 +251,7 @@ async def ask(
     async def score(answer: Transcript, by: ExternalJudge = alone) -> float | None:
         try:
             return (await by(answer)).score
-        except (EngineError, ValueError) as error:
+        except (EngineError, OutOfReach, ValueError) as error:
             failed[str(error).partition(": '")[0]] += 1
             return None
 

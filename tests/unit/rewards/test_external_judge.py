@@ -23,6 +23,7 @@ from rewards.rubric import Rubric, RubricJudgement, Term
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
 from tasks.nothink import held_out_of
+from tests.parts.chat_server import completion, serving
 
 pytestmark = pytest.mark.unit
 
@@ -32,48 +33,6 @@ ASK: dict[str, Any] = {"prompt": "Q: {question} A: {answer}", "model": "m", "sca
 def transcript(answer: str = "It is 4") -> Transcript:
     problem = Problem("p/1", "d", (Message("user", "2+2"),))
     return Transcript(problem, (Message("assistant", answer),), Status.COMPLETED, 3, raw=answer)
-
-
-def completion(said: str, finish: str = "stop") -> web.Response:
-    choice = {"message": {"role": "assistant", "content": said}, "finish_reason": finish}
-    return web.json_response({"choices": [choice]})
-
-
-class Api:
-    """Answers in turn with what it is given; the last answer again and again."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[Any] = []
-        self.headers: list[Any] = []
-        self.at: list[float] = []
-        self.url = ""
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.at.append(time.monotonic())
-        self.asked.append(await request.json())
-        self.headers.append(request.headers)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, float):
-            await asyncio.sleep(answer)
-            return completion("too late")
-        return completion(answer) if isinstance(answer, str) else answer()
-
-
-@asynccontextmanager
-async def serving(*answers: Any) -> AsyncGenerator[Api]:
-    api = Api(*answers)
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", api.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    api.url = f"{site.name}/v1"
-    try:
-        yield api
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture(autouse=True)
@@ -141,14 +100,10 @@ def broken() -> web.Response:
 
 
 @pytest.mark.parametrize("trouble", [busy, broken])
-async def test_a_busy_or_broken_api_is_asked_again_up_to_its_bound(trouble: Any) -> None:
-    async with serving(trouble, trouble, GOOD) as api, judging(api.url) as judge:
+async def test_a_busy_or_broken_api_is_asked_again(trouble: Any) -> None:
+    async with serving(trouble, trouble, GOOD) as api, judging(api.url, max_calls=1) as judge:
         assert (await judge(transcript())).reward == 0.75
-    assert len(api.asked) == 3
-    async with serving(trouble) as api, judging(api.url, tries=3) as judge:
-        judged = await judge(transcript())
-    assert_failed(judged, f"it is busy or broken ({trouble().status}), 3 times")
-    assert len(api.asked) == 3
+    assert len(api.asked) == 3, "and what it turned away costs no call"
 
 
 def assert_failed(judged: RubricJudgement, why: str) -> None:
@@ -169,7 +124,6 @@ WRONG: list[tuple[Any, str]] = [
     ('{"score": 6}', "gives 6, outside 1 to 5"),
     (lambda: web.Response(status=401, text="no key"), "it refuses (401): 'no key'"),
     (lambda: web.Response(text="x" * 5_000_000), "its reply has more than"),
-    (1.5, "no answer within timeout_s 0.5"),
 ]
 
 
@@ -177,18 +131,10 @@ WRONG: list[tuple[Any, str]] = [
 async def test_what_is_no_verdict_fails_the_sample_is_not_repeated_and_not_kept(
     answer: Any, why: str
 ) -> None:
-    limit = 0.5 if answer == 1.5 else 5.0
-    async with serving(answer) as api, judging(api.url, timeout_s=limit) as judge:
+    async with serving(answer) as api, judging(api.url) as judge:
         for _ in range(2):
             assert_failed(await judge(transcript()), why)
     assert len(api.asked) == 2, "once for each"
-
-
-async def test_nobody_listens() -> None:
-    async with serving(GOOD) as api:
-        pass
-    async with judging(api.url, tries=2) as judge:
-        assert_failed(await judge(transcript()), "it is not reached (ConnectError")
 
 
 async def test_calls_have_a_bound_and_a_rate() -> None:

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Message, Problem, Rollout, Status
+from infra.errors import OutOfReach
 from rewards.judges import chat_api
 from tasks.domain import Domain, ScoredDomain
 from tasks.live_domain import open_domain
 from tasks.served.served_roles import served_roles
 from tests.parts.agent_parts import Script, TextChat, attempt_of
-from tests.unit.rewards.test_external_judge import Api, serving
+from tests.parts.chat_server import Api, serving
 
 pytestmark = pytest.mark.unit
 
@@ -37,9 +38,11 @@ def written(url: str, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def rolled(api: Api) -> Rollout:
+async def rolled(api: Api, **bounds: float) -> Rollout:
     """As an attempt of a stage rolls out; the policy numbers its turns."""
-    opened = open_domain(Domain.model_validate(written(api.url)))
+    given = written(api.url)
+    given["user"]["api"] |= bounds
+    opened = open_domain(Domain.model_validate(given))
     script = Script(lambda prompt: f"answer {prompt.count('answer')}")
     host = SessionHost(script.generate, TextChat(), attempt_of(PROBLEM))
     try:
@@ -75,16 +78,25 @@ async def test_the_user_answers_until_it_is_done_and_is_asked_once() -> None:
 
 
 async def test_a_user_without_an_answer_fails_the_sample_and_turns_are_bounded() -> None:
-    async with serving(lambda: web.Response(status=503)) as api:
+    async with serving(lambda: web.Response(status=400)) as api:
         failed = await rolled(api)
     assert failed.status is Status.FAILED
     assert "environment: UserFailed: http://127.0.0.1" in failed.samples[0].reason
-    assert "busy or broken (503), 2 times" in failed.samples[0].reason
+    assert "it refuses (400)" in failed.samples[0].reason
     async with serving(" ") as api:
         assert "it said nothing" in (await rolled(api)).samples[0].reason
     async with serving("Go on") as api:
         endless = await rolled(api)
         assert (endless.status, len(api.asked)) == (Status.TRUNCATED, 3)
+
+
+async def test_an_outage_of_the_user_is_waited_for_and_fails_no_sample() -> None:
+    down = lambda: web.Response(status=503)  # noqa: E731
+    async with serving(down, down, down, "Which form?", "Thanks. DONE") as api:
+        assert (await rolled(api)).status is Status.COMPLETED
+    async with serving(down) as api:
+        with pytest.raises(OutOfReach, match=r"\(503\).* it answered nothing for 0.1 s"):
+            await rolled(api, outage_s=0.1)
 
 
 def test_a_user_is_served_or_at_an_address_and_is_somebody_that_is_heard() -> None:

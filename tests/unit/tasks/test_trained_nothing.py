@@ -18,6 +18,7 @@ from curricula.prompt_files.prompt_curriculum import Files
 from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.consumer import StepResult
+from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.evaluator import Evaluated
 from engines.rollout.filters import in_process
 from engines.rollout.metrics import StopRule, step_metrics
@@ -60,7 +61,7 @@ class Drops:
 
 async def run_stage(
     say: Say,
-    scores: Score | dict[str, Score],
+    scores: Score | LiveDomain | dict[str, Score],
     *,
     steps: int = 3,
     trained: dict[str, float] | None = None,
@@ -78,7 +79,10 @@ async def run_stage(
         watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=steps, notes=Notes()
     )
     named = scores if isinstance(scores, dict) else {"d": scores}
-    domains = [domain(n, score, max_new_tokens=max_new_tokens) for n, score in named.items()]
+    domains = [
+        score if isinstance(score, LiveDomain) else domain(n, score, max_new_tokens=max_new_tokens)
+        for n, score in named.items()
+    ]
     made = Parts(say, domains=domains, wanted=4, **parts)
 
     async def rl_step(inputs: StepInputs) -> TrainedStep:

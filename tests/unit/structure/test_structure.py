@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("flows", "tasks", "curricula", "rewards", "engines", "infra")
 MAY_IMPORT = {
     "flows": {"flows", "tasks", "curricula", "rewards", "engines", "infra"},

@@ -230,8 +230,21 @@ EXTERNAL_KEY_VARIABLE = "EXTERNAL_FLEET_KEY"
 
 
 def external_key() -> str:
-    """The key of servers of others; empty if they ask for none."""
-    return os.environ.get(EXTERNAL_KEY_VARIABLE, "")
+    """The key of servers of others; empty if they ask for none. Raises InputError for one that no
+    header can hold."""
+    return sendable(os.environ.get(EXTERNAL_KEY_VARIABLE, ""), EXTERNAL_KEY_VARIABLE)
+
+
+def sendable(text: str, named: str, where: str = "") -> str:
+    """The text, as that of a header. Raises InputError where none can hold it: the library that
+    sends it would write it, which may be a secret, into its error."""
+    if all(" " <= sign <= "~" for sign in text) and text == text.strip():
+        return text
+    named = named if named != text else "its text"
+    raise InputError(
+        f"{where}{named} begins or ends with a blank or a line end, or holds a character that no"
+        " header has; set it anew, without that"
+    )
 
 
 def note_key(url: str, found: str) -> None:

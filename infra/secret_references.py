@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from infra.access import EXTERNAL_KEY_VARIABLE
+from infra.access import EXTERNAL_KEY_VARIABLE, sendable
 from infra.errors import InputError
 from infra.shown_text import holds_secret, masked
 
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
     r"|\bGOOG1[A-Z0-9]{20,}"
 )
 """what well-known secrets begin with"""
-_OPTIONS = ("options", "curriculum_options", "sglang", "engine_options", "env", "headers")
+_OPTIONS = ("options", "curriculum_options", "sglang", "engine_options", "env", "headers", "body")
 """settings below which a name tells what a text is"""
 
 
@@ -78,6 +78,15 @@ def resolved(value: Any) -> Any:
     return value
 
 
+def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers of a request with secrets in place of references. Raises InputError."""
+    found = dict(cast("Mapping[str, str]", resolved(headers)))
+    return {
+        sendable(name, "a header's name"): sendable(text, headers[name], f"header {name}: ")
+        for name, text in found.items()
+    }
+
+
 def missing(name: str) -> str:
     return (
         f"`secret:{name}` refers to {name}, which is not set here: export it and run"
@@ -97,11 +106,17 @@ def plain_address(url: str) -> str:
 
 
 def without_secrets(text: str, options: Any) -> str:
-    """The text of an error, with references in place of what they stand for."""
+    """A text that a part or a server wrote, with references in place of what they stand for."""
     for name in secret_names(options):
-        if held := os.environ.get(name):
-            text = text.replace(held, f"secret:{name}")
+        held = os.environ.get(name, "")
+        words = [word for word in held.split() if len(word) >= _WORD]  # also without `Bearer`
+        for known in [held, *words] if held else []:
+            text = text.replace(known, f"secret:{name}")
     return text
+
+
+_WORD = 8
+"""characters of a part of a secret that nothing else is"""
 
 
 def written_secrets(settings: Any) -> Iterator[str]:

@@ -1,85 +1,81 @@
-"""McpConnection: a session with an MCP server, and the server's process where it has one.
-
-    call ──▶ ClientSession (package `mcp`) ──▶ lines on a socket or pipes, or HTTP ──▶ server
-
-A server in a sandbox is led by a socket: its standard input and output are a connection to this
-process, which the sandbox reaches and nothing else.
-"""
+"""McpConnection: a session with an MCP server. Every wait has a bound, and so has what is kept."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import shutil
-import signal
-import sys
-import sysconfig
-import tempfile
-from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel, Field, ValidationError
+
+from curricula.mcp.heard import answers_alone
+from curricula.mcp.mcp_streams import McpStreams
 from curricula.mcp.spec import McpServer
 from engines.types import Json, Tool
-from infra.errors import InputError
-from infra.sandbox.kinds import bubblewrap
-from infra.sandbox.sandbox import WORK_ENVIRONMENT, Limits, Sandbox
-from infra.secret_references import resolved
-from infra.user_files import program_files
+from infra.json_text import writable
+from infra.secret_references import without_secrets
 
 if TYPE_CHECKING:
     from mcp import ClientSession
+    from mcp.types import ClientRequestType
 
-_PORT = 8080
-"""of the sandbox's loopback, which leads here"""
-_LED = """
-import os, socket, sys
-server = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-server.sendall(sys.argv[2].encode() + b"\\n")
-for stream in (0, 1):
-    os.dup2(server.fileno(), stream)
-command = sys.argv[3:]
-if command[0] == "python":
-    command[0] = sys.executable
-os.execvp(command[0], command)
-"""
-_LINE = 4 << 20
-"""most bytes of one message; a server that sends a longer one is given up"""
-_LIVES_S = 6 * 3600.0
+Answer = TypeVar("Answer", bound=BaseModel)
 _CLOSE_S = 5.0
 _TOLD = 300
-_LIMITS = Limits(
-    seconds=_LIVES_S, cpu_seconds=3600, memory=256 << 30, resident=4 << 30, file_size=64 << 20,
-    disk=256 << 20, open_files=256, processes=64,
-)  # fmt: skip
-_Streams: TypeAlias = tuple[Any, Any]
-"""messages from the server, and to it"""
+_MOST_TOOLS = 1 << 20
+"""characters of all tools: each problem has them in its prompt"""
 
 
 class McpLost(Exception):
     """The server does not start, does not answer, or is gone."""
 
 
+class _Late(Exception):
+    """No answer came within the server's `call_s`."""
+
+
+class _Listed(BaseModel):
+    """A tool, as far as it is read."""
+
+    name: str
+    description: str | None = None
+    inputSchema: dict[str, Any] = Field(default_factory=dict)
+
+    def tool(self) -> Tool:
+        said = {"name": self.name, "description": self.description or ""}
+        return Tool.of_function({**said, "parameters": self.inputSchema})
+
+
+class _Page(BaseModel):
+    tools: list[dict[str, Any]]
+    nextCursor: str | None = None
+
+
+class _Result(BaseModel):
+    """The answer to a call. The package's own model of it takes seconds for many parts, and a
+    schema of the server's, with which it would compare them, may take hours."""
+
+    content: list[dict[str, Any]] = Field(default_factory=list)
+    isError: bool = False
+
+    def text(self) -> str:
+        said = (
+            str(part.get("text", ""))
+            if part.get("type") == "text"
+            else f"({str(part.get('type'))[:_TOLD]}: not shown)"
+            for part in self.content
+        )
+        return ("error: " if self.isError else "") + "\n".join(said)
+
+
 class McpConnection:
     """For one event loop; its calls may come from any task of it."""
 
     def __init__(self, server: McpServer) -> None:
-        """Starts it. Raises InputError for a secret that is not set, a program that is not there,
-        and where nothing can be confined."""
+        """Starts it. Raises InputError as `McpStreams` does."""
         self._server = server
-        self._given = {**resolved(server.env)}, {**resolved(server.headers)}
-        self._files = program_files(server.program)
-        if server.command and server.sandbox and (why := bubblewrap.refusal()):
-            raise InputError(
-                f"mcp: a sandbox of the kind `bubblewrap` is needed: {why}; or write `sandbox:"
-                " false`, if the command may do all that you may"
-            )
-        self._said = ""
-        """what the command wrote to its errors"""
+        self._streams = McpStreams(server)
         self._over = asyncio.Event()
         self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         # The session's scopes must be left by the task that entered them.
@@ -97,56 +93,74 @@ class McpConnection:
 
     async def tools(self) -> list[Tool]:
         """All that it lists. Raises McpLost."""
-        session, found, cursor = await self._open(), list[Tool](), None
-        while True:
-            from mcp.types import PaginatedRequestParams
+        from mcp.types import ListToolsRequest, PaginatedRequestParams
 
+        found, cursor, size = list[Tool](), None, 0
+        while True:
+            asked = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
             try:
-                page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+                page = await self._asked(asked, _Page)
+                listed = [_Listed.model_validate(each) for each in page.tools]
+            except _Late:
+                raise McpLost(self._told(f"lists no tools within {self._late()}")) from None
+            except McpLost:
+                raise
             except Exception as error:
                 raise self._lost("lists no tools", error) from error
-            found += [
-                Tool.of_function(
-                    {
-                        "name": each.name,
-                        "description": each.description or "",
-                        "parameters": each.inputSchema,
-                    }
-                )
-                for each in page.tools
-            ]
+            size += sum(len(str(each)) for each in page.tools) + _TOLD
+            if size > _MOST_TOOLS:
+                raise McpLost(self._told(f"lists tools of over {_MOST_TOOLS:,} characters"))
+            found += [each.tool() for each in listed]
             if (cursor := page.nextCursor) is None:
                 return found
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> str:
         """What the model is told: the result, or why there is none. Raises McpLost."""
+        from mcp.types import CallToolRequest, CallToolRequestParams
+
+        params = CallToolRequestParams(name=name, arguments=_writable(dict(arguments)))
+        try:
+            result = await self._asked(CallToolRequest(params=params), _Result)
+            return self._bounded(result.text())
+        except McpLost:
+            raise
+        except _Late:
+            return f"error: no answer within {self._late()}"
+        except ValidationError:
+            return "error: the server's answer is no result of a tool"
+        except Exception as error:  # that the server answers
+            return self._bounded(f"error: {error}")
+
+    async def _asked(self, request: ClientRequestType, answer: type[Answer]) -> Answer:
+        """Raises _Late, McpLost, and what the package raises for an error that is answered."""
         from mcp import McpError
-        from mcp.types import CONNECTION_CLOSED, TextContent
+        from mcp.types import CONNECTION_CLOSED, ClientRequest
 
         session = await self._open()
-        limit = timedelta(seconds=self._server.call_s)
         try:
-            result = await session.call_tool(name, dict(arguments), read_timeout_seconds=limit)
-        except McpError as error:
-            if error.error.code == CONNECTION_CLOSED or self._task.done():
-                raise self._lost("is gone", error) from error
-            if error.error.code == 408:
-                return f"error: no answer within {self._server.call_s:g} s"
-            return self._bounded(f"error: {error}")
-        except Exception as error:  # of the package, e.g. a result that breaks the server's schema
-            if self._task.done():
-                raise self._lost("is gone", error) from error
-            return self._bounded(f"error: {error}")
-        parts = [
-            part.text if isinstance(part, TextContent) else f"({part.type}: not shown)"
-            for part in result.content
-        ]
-        return self._bounded(("error: " if result.isError else "") + "\n".join(parts))
+            # Also of the sending: the server may read nothing.
+            async with asyncio.timeout(self._server.call_s):
+                return await session.send_request(ClientRequest(request), answer)
+        except TimeoutError:
+            raise _Late from None
+        except Exception as error:
+            closed = isinstance(error, McpError) and error.error.code == CONNECTION_CLOSED
+            if not closed and not self._task.done() and not self._streams.heard.is_full.is_set():
+                raise
+            await self.close()  # then it is known what a process said at its end
+            raise self._lost("is gone", error) from error
+
+    def _late(self) -> str:
+        return f"{self._server.call_s:g} s"
 
     def _bounded(self, text: str) -> str:
+        text = writable(self._without_secrets(text))
         most = self._server.result_chars
         more = len(text) - most
         return text if more <= 0 else f"{text[:most]}\n({more} more characters are left out)"
+
+    def _without_secrets(self, text: str) -> str:
+        return without_secrets(text, [self._server.env, self._server.headers])
 
     async def _open(self) -> ClientSession:
         try:
@@ -159,18 +173,26 @@ class McpConnection:
     def _lost(self, what: str, error: BaseException) -> McpLost:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        why = self._said.strip()[-_TOLD:] or f"{type(error).__name__}: {error}".rstrip(": ")
-        return McpLost(f"{self._server.title} {what}: {why}")
+        if self._streams.heard.is_full.is_set():
+            return McpLost(self._told(f"{what}: it says more than an answer can be"))
+        said = self._without_secrets(self._streams.said.strip())[-_TOLD:]
+        why = self._without_secrets(f"{type(error).__name__}: {error}".rstrip(": "))[: 2 * _TOLD]
+        return McpLost(self._told(f"{what}: {said or why}"))
+
+    def _told(self, what: str) -> str:
+        return f"{self._server.title} {what}"
 
     async def _hold(self) -> None:
         from mcp import ClientSession
 
+        streams = self._streams
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._server.start_s):
-                    opened = self._over_http() if self._server.url else self._over_lines()
-                    streams = await stack.enter_async_context(opened)
-                    session = await stack.enter_async_context(ClientSession(*streams))
+                    opened = await stack.enter_async_context(streams.opened())
+                    heard = answers_alone(opened, streams.heard)
+                    read, write = await stack.enter_async_context(heard)
+                    session = await stack.enter_async_context(ClientSession(read, write))
                     await session.initialize()
                 self._session.set_result(session)
                 await self._over.wait()
@@ -186,157 +208,13 @@ class McpConnection:
         if not self._session.done():
             self._session.set_exception(self._lost("does not start", error))
 
-    @asynccontextmanager
-    async def _over_http(self) -> AsyncGenerator[_Streams]:
-        import httpx
-        from mcp.client.streamable_http import streamable_http_client
 
-        longest = max(self._server.start_s, self._server.call_s)
-        limits = httpx.Timeout(longest, read=None)
-        async with (
-            httpx.AsyncClient(headers=self._given[1], timeout=limits) as client,
-            streamable_http_client(self._server.url, http_client=client) as (read, write, _),
-        ):
-            yield read, write
-
-    @asynccontextmanager
-    async def _over_lines(self) -> AsyncGenerator[_Streams]:
-        run = self._in_sandbox() if self._server.sandbox else self._as_process()
-        async with run as (reader, writer), _messages(reader, writer) as streams:
-            yield streams
-
-    @asynccontextmanager
-    async def _as_process(self) -> AsyncGenerator[tuple[asyncio.StreamReader, Any]]:
-        command = list(self._server.command)
-        if command[0] == "python":
-            command[0] = sys.executable
-        names = ("PATH", "HOME", "LANG", "USER", "TMPDIR")
-        inherited = {name: os.environ[name] for name in names if name in os.environ}
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="mcp-"))
-        try:
-            for name, content in self._files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(content)
-            with (folder / ".errors").open("w+") as errors:
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdin=-1, stdout=-1, stderr=errors, cwd=folder, limit=_LINE,
-                    env=inherited | self._given[0], start_new_session=True,
-                )  # fmt: skip
-                try:
-                    assert process.stdout is not None
-                    yield process.stdout, process.stdin
-                finally:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    await process.wait()
-                    self._said = (folder / ".errors").read_text(errors="replace")[-8 * _TOLD :]
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    @asynccontextmanager
-    async def _in_sandbox(self) -> AsyncGenerator[tuple[asyncio.StreamReader, Any]]:
-        token, loop = secrets.token_hex(16), asyncio.get_running_loop()
-        came: asyncio.Future[tuple[asyncio.StreamReader, Any]] = loop.create_future()
-
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if (await reader.readline()).decode(errors="replace").strip() != token or came.done():
-                writer.close()
-                return
-            came.set_result((reader, writer))
-
-        threads = ThreadPoolExecutor(1, thread_name_prefix="mcp")
-        listener = await asyncio.start_server(connected, "127.0.0.1", 0, limit=_LINE)
-        try:
-            port: int = listener.sockets[0].getsockname()[1]
-            starting = loop.run_in_executor(threads, self._boxed, f"127.0.0.1:{port}")
-            try:
-                box = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                starting.add_done_callback(_stop)
-                raise
-            running = loop.run_in_executor(threads, self._run, box, token)
-            try:
-                await asyncio.wait({came, running}, return_when=asyncio.FIRST_COMPLETED)
-                if not came.done():
-                    raise McpLost(f"{self._server.title} does not start: {self._said[-_TOLD:]}")
-                yield came.result()
-            finally:
-                if came.done() and came.result()[0].at_eof():  # it ended, and may say why
-                    await asyncio.wait({running}, timeout=1.0)
-                await asyncio.to_thread(box.stop)
-                await asyncio.wait({running}, timeout=_CLOSE_S)
-        finally:
-            listener.close()
-            threads.shutdown(wait=False)
-
-    def _boxed(self, address: str) -> Sandbox:
-        readable = [*self._server.readable, *_packages(self._server)]
-        box = bubblewrap.start(_LIMITS, readable=readable, reach={_PORT: address})
-        try:
-            for name, content in self._files.items():
-                box.write(name, content)
-        except BaseException:
-            box.stop()
-            raise
-        return box
-
-    def _run(self, box: Sandbox, token: str) -> None:
-        """Until it ends, or the sandbox is stopped."""
-        paths = {"PYTHONPATH": os.pathsep.join(found)} if (found := _packages(self._server)) else {}
-        command = ["python", "-c", _LED, str(_PORT), token, *self._server.command]
-        try:
-            result = box.exec(command, environment={**WORK_ENVIRONMENT, **paths, **self._given[0]})
-            self._said = result.stderr or f"it ended ({result.status}, {result.exit_code})"
-        except Exception as error:  # it was stopped, or is lost
-            self._said = str(error)
-
-
-def _packages(server: McpServer) -> list[str]:
-    """Where this environment's packages lie, for a server in its Python."""
-    if server.command[0] != "python":
-        return []
-    return list(dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib")))
-
-
-def _stop(started: asyncio.Future[Sandbox]) -> None:
-    if not started.cancelled() and started.exception() is None:
-        started.result().stop()
-
-
-@asynccontextmanager
-async def _messages(reader: asyncio.StreamReader, writer: Any) -> AsyncGenerator[_Streams]:
-    """Messages as lines of JSON; other lines are passed over, as the specification wants it."""
-    import anyio
-    from mcp.shared.message import SessionMessage
-    from mcp.types import JSONRPCMessage
-    from pydantic import ValidationError
-
-    told, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, asked = anyio.create_memory_object_stream[SessionMessage](0)
-
-    async def receive() -> None:
-        async with told:
-            with suppress(ValueError, ConnectionError):  # a line without end, a server that is gone
-                while line := await reader.readline():
-                    with suppress(ValidationError):
-                        message = JSONRPCMessage.model_validate_json(line)
-                        await told.send(SessionMessage(message))
-
-    async def send() -> None:
-        async with asked:
-            async for message in asked:
-                text = message.message.model_dump_json(by_alias=True, exclude_none=True)
-                with suppress(ConnectionError):
-                    writer.write(text.encode() + b"\n")
-                    await writer.drain()
-
-    tasks = [asyncio.create_task(receive()), asyncio.create_task(send())]
-    try:
-        yield read, write
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for stream in (told, read, write, asked):
-            await stream.aclose()
-        writer.close()
+def _writable(value: Any) -> Any:
+    """JSON that UTF-8 can hold."""
+    if isinstance(value, str):
+        return writable(value)
+    if isinstance(value, list):
+        return [_writable(each) for each in value]
+    if isinstance(value, dict):
+        return {writable(name): _writable(each) for name, each in value.items()}
+    return value

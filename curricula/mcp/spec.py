@@ -59,6 +59,8 @@ class McpServer(Config):
         if idle := [name for name in own if name in self.model_fields_set]:
             where = "url" if self.url else "command"
             raise ValueError(f"mcp.{idle[0]}: says nothing of a server by its `{where}`")
+        if any("secret:" in word for word in self.command):
+            raise ValueError("mcp.command: all users of a machine read command lines; use `env`")
         if self.readable and not self.sandbox:
             raise ValueError("mcp.readable: without a sandbox the command reads everything")
         return self

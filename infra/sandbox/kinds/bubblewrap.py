@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from infra.errors import InputError
+from infra.home import home, runtime_dir
 from infra.sandbox.agent_sandbox import AgentSandbox
 from infra.sandbox.confine.namespaces import MAPPED_BY_ROOT, NOBODY, WORK
 from infra.sandbox.connection import Connection
@@ -184,7 +185,14 @@ class _Mapping:
 
 
 def _check_readable(paths: Sequence[str]) -> None:
-    """Root's own folders, which nobody else may read, cannot be shown: inside, root is nobody."""
+    """Root's own folders, which nobody else may read, cannot be shown: inside, root is nobody. The
+    stack's own may not: who reads its key or connects to Ray's sockets is out of the sandbox."""
+    for own in (home(), runtime_dir().resolve()) if paths else ():
+        if shown := [path for path in paths if own.is_relative_to(Path(path).resolve())]:
+            raise InputError(
+                f"`readable`: {shown[0]} holds this stack's own folder {own}, with its key or its"
+                " sockets. Name the folders that the program needs, without that one."
+            )
     for path in paths if os.geteuid() == 0 else ():
         needed = stat.S_IROTH | (stat.S_IXOTH if os.path.isdir(path) else 0)
         if os.path.exists(path) and os.stat(path).st_mode & needed != needed:

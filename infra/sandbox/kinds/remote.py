@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from infra.access import sendable
 from infra.errors import InputError
 from infra.sandbox.agent_sandbox import (
     FILES_SECONDS,
@@ -42,7 +43,10 @@ def start(limits: Limits, *, url: str, key: str) -> RemoteSandbox:
     take the key, SandboxRefused and SandboxLost."""
     client = httpx.Client(
         base_url=url.rstrip("/") + "/v1/sandboxes",
-        headers={"Authorization": f"Bearer {key}"},
+        headers={
+            "Authorization": f"Bearer {sendable(key, 'the key of the remote sandboxes')}",
+            "Accept-Encoding": "identity",
+        },
         timeout=START_SECONDS,
     )
     try:
@@ -132,7 +136,7 @@ def _asked(
     try:
         with client.stream(method, path, **given) as response:
             parts = bytearray()
-            for part in response.iter_bytes():
+            for part in response.iter_raw():  # kilobytes may be gigabytes once they are unpacked
                 parts += part
                 if len(parts) > most:
                     raise SandboxLost(f"{client.base_url} answered more than {most} bytes")

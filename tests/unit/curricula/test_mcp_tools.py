@@ -136,7 +136,7 @@ async def test_each_episode_has_a_server_of_its_own_that_ends_with_it(
     assert (await asked(first, "take", name="ant")).startswith("error: ")
     assert (await asked(first, "sell")).startswith("error: no tool 'sell'; there are take, ")
     assert await asked(first, "much") == f"{'x' * 80}\n(99920 more characters are left out)"
-    assert await asked(first, "environment", name="TOKEN") == "hidden-1"
+    assert await asked(first, "environment", name="TOKEN") == "secret:SHOP_TOKEN"
     assert await asked(first, "environment", name="SHOP_TOKEN") == "unset"
     assert await asked(first, "wait") == "error: no answer within 2 s"
     with pytest.raises(McpLost, match="is gone: "):
@@ -181,7 +181,7 @@ async def test_a_server_at_a_url_gets_the_key_and_a_session_for_each_episode(
         problem = offered(settings)
         assert [tool.name for tool in problem.tools] == ["take", "key"]
         episode = await McpEnvironment(settings).start(problem)
-        assert await asked(episode, "key") == "Bearer hidden-2"
+        assert await asked(episode, "key") == "secret:SHOP_KEY"
         assert "no tool 'end'" in await asked(episode, "end"), "it is not among `tools`"
         await episode.close()
         with pytest.raises(InputError, match="has no tool 'sell'; it has take, "):

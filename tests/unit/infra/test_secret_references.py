@@ -111,6 +111,11 @@ def test_names_and_numbers_of_every_day_are_no_secrets() -> None:
     assert list(written_secrets({"options": plain})) == []
 
 
+def test_a_secret_in_the_body_of_a_users_requests_is_seen() -> None:
+    (told,) = written_secrets({"user": {"api": {"body": {"api_key": "plain"}}}})
+    assert told.startswith("user.api.body.api_key: looks like a secret")
+
+
 def test_a_recipe_made_in_code_is_refused_too() -> None:
     recipe = load_recipe("cpu-smoke")
     tree = recipe.model_dump(mode="json")

@@ -33,14 +33,14 @@ from pydantic import (
     model_validator,
 )
 
-from infra.access import is_here
+from infra.access import is_here, sendable
 from infra.code.digest import digest_of
 from infra.config import Config, Count
 from infra.data_files.remembered import forget_unused
 from infra.errors import EngineError, InputError, OutOfReach
 from infra.home import home
 from infra.outages import Outage, waiting_for
-from infra.secret_references import resolved
+from infra.secret_references import resolved, secret_names
 from rewards.judges.judge_prompt import SHOWN
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 Read = TypeVar("Read")
 _MOST_BYTES = 4 << 20
 """of one reply"""
+_MOST_OF_TOKEN = 100
+"""characters"""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 """before another try, and at most; each is twice as long, or what the reply's `Retry-After` says"""
 _JITTER = (0.75, 1.25)
@@ -101,6 +103,8 @@ class ChatApiSettings(Config):
             )
         if reserved := {"model", "messages", "stream", "n"} & self.body.keys():
             raise ValueError(f"body: {min(reserved)} is set already; leave it out")
+        if named := secret_names(self.body):
+            raise ValueError(f"body: secret:{min(named)} would be sent as it is; only `key` is one")
         return self
 
 
@@ -157,7 +161,8 @@ class ChatApi:
                 " rollout workers; raise it, or have fewer `rollout_workers`"
             )
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
-        self._key = key or cast("str", resolved(settings.key))
+        self._named = settings.key or "the key"
+        self._key = sendable(key or cast("str", resolved(settings.key)), self._named)
         self._places = asyncio.Semaphore(max(settings.at_once // sharing, 1))
         self._next_at = 0.0
         """on the loop's clock, when the next request may be sent"""
@@ -252,17 +257,30 @@ class ChatApi:
             raise
         self._answered_at = self._now
         if status != 200:
-            raise EngineError(f"{self._url}: it refuses ({status}): {_text(content)}")
+            raise EngineError(f"{self._url}: it refuses ({status}): {self._shown(content)}")
         try:
             first = _Reply.model_validate_json(content).choices[0]
         except ValidationError:
-            raise EngineError(f"{self._url}: no chat completion: {_text(content)}") from None
+            raise EngineError(f"{self._url}: no chat completion: {self._shown(content)}") from None
         if not first.message.content or first.finish_reason == "length":
             raise EngineError(
                 f"{self._url}: its answer was cut off or empty ({first.finish_reason}): raise"
                 f" `max_new_tokens` ({self._max_new_tokens})"
             )
-        return first.message.content
+        said = self._without_key(first.message.content)
+        if len(said) > _MOST_OF_TOKEN * self._max_new_tokens:
+            raise EngineError(
+                f"{self._url}: its answer has {len(said)} characters, more than `max_new_tokens`"
+                f" ({self._max_new_tokens}) can be"
+            )
+        return said
+
+    def _without_key(self, text: str) -> str:
+        """A server may say what it was asked with, and what it says is kept and shown."""
+        return text.replace(self._key, self._named) if self._key else text
+
+    def _shown(self, content: bytes) -> str:
+        return repr(self._without_key(content.decode(errors="replace"))[:SHOWN])
 
     async def _wait_for_turn(self) -> None:
         """Requests are sent in equal distances. Raises EngineError once all of them are spent."""
@@ -281,25 +299,30 @@ class ChatApi:
         import httpx
 
         if self._client is None:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            # An answer of kilobytes may be gigabytes once it is unpacked.
+            headers = {"Accept-Encoding": "identity"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
             self._client = httpx.AsyncClient(headers=headers, timeout=None)
         content = bytearray()
         try:
             async with self._client.stream("POST", self._url, json=body) as reply:
-                async for chunk in reply.aiter_bytes():
+                async for chunk in reply.aiter_raw():
                     content += chunk
                     if len(content) > _MOST_BYTES:
                         raise EngineError(f"{self._url}: its reply has more than {_MOST_BYTES} B")
         except httpx.HTTPError as error:
             away = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            what = f"{type(error).__name__}: {error}"
+            what = self._without_key(f"{type(error).__name__}: {error}")[:SHOWN]
             raise _Busy(f"it is not reached ({what})", is_turned_away=away) from error
         status = reply.status_code
         if status in (408, 429) or status >= 500:
             wait = reply.headers.get("retry-after", "")
             seconds = float(wait) if wait.isdecimal() else 0.0
-            said = f"it is busy or broken ({status}): {_text(bytes(content))}"
+            said = f"it is busy or broken ({status}): {self._shown(bytes(content))}"
             raise _Busy(said, seconds, is_turned_away=status in _TURNED_AWAY)
+        if reply.headers.get("content-encoding", "identity") != "identity":
+            raise EngineError(f"{self._url}: its reply is packed, which nobody asked for")
         return status, bytes(content)
 
 
@@ -308,10 +331,6 @@ def _given_up(told: str, bound: float) -> str:
         f"{told}; it answered nothing for {bound:g} s (`outage_s`). No rollout counts as failed for"
         " it: resume the run once it answers"
     )
-
-
-def _text(content: bytes) -> str:
-    return repr(content[:SHOWN].decode(errors="replace"))
 
 
 def _write(path: Path, text: str) -> None:

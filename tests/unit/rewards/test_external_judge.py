@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +139,35 @@ async def test_what_is_no_verdict_fails_the_sample_is_not_repeated_and_not_kept(
     assert len(api.asked) == 2, "once for each"
 
 
+async def test_a_key_is_in_no_error_and_no_kept_answer_and_no_reply_is_unpacked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MY_KEY", "canary-123456")
+    packed = gzip.compress(gzip.compress(b"\0" * (1 << 28), 9), 9)
+    unasked = {"content-encoding": "gzip, gzip"}
+    for answer, why in (
+        (lambda: web.Response(status=401, text="x" * 290 + "canary-123456"), "xxxsecret:MY_'"),
+        ('{"reason": "canary-123456", "score": 9}', "gives 9"),
+        (lambda: web.Response(body=packed, headers=unasked), "its reply is packed"),
+        ('{"reason": "' + "x" * 60_000 + '", "score": 1}', "has 60026 characters"),
+    ):
+        async with serving(answer) as api, judging(api.url, key="secret:MY_KEY") as judge:
+            judged = await judge(transcript())
+            assert_failed(judged, why)
+            assert "canary" not in judged.reason
+            assert api.headers[0]["accept-encoding"] == "identity"
+    said = '{"reason": "for canary-123456", "score": 4}'
+    async with serving(said) as api, judging(api.url, key="secret:MY_KEY") as judge:
+        assert "the judge: 'for secret:MY_KEY'" in (await judge(transcript())).reason
+    kept = [file.read_text() for file in (tmp_path / "cache").rglob("*.txt")]
+    assert kept == ['{"reason": "for secret:MY_KEY", "score": 4}']
+    for key in ("canary-123456\n", "canary-\u00e9"):
+        monkeypatch.setenv("MY_KEY", key)
+        with pytest.raises(InputError, match="secret:MY_KEY begins or ends with a blank") as wrong:
+            ExternalJudge.of_options({**ASK, "url": api.url, "key": "secret:MY_KEY"}, 5.0)
+        assert "canary" not in str(wrong.value)
+
+
 async def test_calls_have_a_bound_and_a_rate() -> None:
     bounds = {"max_calls": 3, "calls_per_minute": 1200}
     async with serving(GOOD) as api, judging(api.url, **bounds) as judge:
@@ -190,6 +221,7 @@ async def test_an_answer_may_be_text() -> None:
         ({"url": "http://api.test/v1", "key": "secret:A"}, "would send the key in clear text"),
         ({"key": "sk-12345"}, "String should match pattern"),
         ({"body": {"stream": True}}, "body: stream is set already"),
+        ({"body": {"user": "secret:A"}}, "body: secret:A would be sent as it is"),
         ({"prompt": "{question}"}, "shows nothing of what is judged"),
     ],
 )

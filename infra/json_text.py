@@ -123,6 +123,14 @@ _DIGITS = 15
 """of a float: more than these are rounding, as in 0.30000000000000004"""
 
 
+_REASON = 2000
+
+
+def reason_text(text: str) -> str:
+    """A reason as records keep it: a program, a server or a part may say megabytes."""
+    return writable(text if len(text) <= _REASON else f"{text[:_REASON]}...")
+
+
 def number_of(value: object) -> float | None:
     """The value as a float; None for what is no single number, such as text, None or a vector."""
     given: Any = value

@@ -13,7 +13,7 @@ from dataclasses import replace
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.protocols import Judgement
 from engines.types import VETOED, Rollout, Sample, Status
-from infra.json_text import writable
+from infra.json_text import reason_text
 from infra.timeline import JUDGES, span
 
 _JUDGED = (Status.COMPLETED, Status.TRUNCATED)
@@ -40,7 +40,7 @@ def _with(rollout: Rollout, judgement: Judgement | None) -> Rollout:
 
 def _judged(sample: Sample, judgement: Judgement) -> Sample:
     if judgement.failed:
-        failed, reason = Status.FAILED, writable(judgement.reason)
+        failed, reason = Status.FAILED, reason_text(judgement.reason)
         return replace(
             sample,
             status=failed,
@@ -55,5 +55,5 @@ def _judged(sample: Sample, judgement: Judgement) -> Sample:
         reward=sample.reward + (0.0 if VETOED in sample.rewards else judgement.reward),
         rewards={**sample.rewards, **judgement.breakdown},
         reward_weights={**sample.reward_weights, **judgement.weights},
-        reason="; ".join(filter(None, [sample.reason, writable(judgement.reason)])),
+        reason="; ".join(filter(None, [sample.reason, reason_text(judgement.reason)])),
     )

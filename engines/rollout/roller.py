@@ -26,7 +26,7 @@ from engines.rollout.records.journals import Finished, TicketTurns, prompt_check
 from engines.sglang.spec import MOST_RUNNING
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError, TributaryError
-from infra.json_text import writable
+from infra.json_text import reason_text
 from infra.processes.coroutines import is_told_to_end
 from infra.timeline import JUDGES, span
 
@@ -284,4 +284,4 @@ def _write(samples: tuple[Sample, ...], **fields: Any) -> None:
     for sample in samples:
         for name, value in fields.items():
             setattr(sample, name, value)
-        sample.reason = writable(sample.reason)
+        sample.reason = reason_text(sample.reason)

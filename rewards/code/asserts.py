@@ -24,6 +24,9 @@ Fault = Literal["", "no_code", "compile_error", "wrong_answer", "runtime_error",
 MOST_ROUNDS_S = 10
 """times a run's own limit, that all runs of a problem's asserts may take together"""
 
+_SAID, _TAIL = 200, 4096
+"""characters of what a program says of its end, and of its errors that are looked at"""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -288,7 +291,7 @@ def judge_asserts(
         result = _run(sandbox, _ASSERTS, given, tester)
         report = _read(result.stdout)
         if "unreadable" in report:
-            raise InputError(f"its asserts do not run: {report['unreadable']}")
+            raise InputError(f"its asserts do not run: {str(report['unreadable'])[:_SAID]}")
         calls = cast("list[list[str]]", report.get("calls", []))
         if not known and not any(calls):
             why = ended(result, limits)[1] or "they call no name that they do not define"
@@ -303,10 +306,11 @@ def judge_asserts(
             return Outcome(0, 1, fault or "timeout", reason or "the asserts ask too often")
         asked = [(place, spec) for place, unit in enumerate(calls) for spec in unit]
         result = _run(sandbox, _ANSWER, {"code": code, "calls": asked}, limits)
-        lines = [line for line in result.stdout.split("\n") if line]
+        most = len(asked) + 1  # it may have printed millions
+        lines = [line for line in result.stdout.split("\n", most)[:most] if line]
         for first in ("compile_error", "runtime_error"):
             if len(lines) == 1 and (said := _read(lines[0]).get(first)):
-                return Outcome(0, 1, first, str(said))
+                return Outcome(0, 1, first, str(said)[:_SAID])
         if len(lines) < len(asked):
             fault, reason = ended(result, limits)
             fault, reason = fault or "runtime_error", reason or "it ended before its time"
@@ -336,8 +340,8 @@ def ended(result: SandboxResult, limits: Limits) -> tuple[Fault, str]:
         return "wrong_answer", f"printed over {limits.output} bytes"
     if result.status == "ok":
         return "", ""
-    lines = result.stderr.strip().splitlines()
-    return "runtime_error", lines[-1][:200] if lines else f"exit code {result.exit_code}"
+    lines = result.stderr[-_TAIL:].strip().splitlines()
+    return "runtime_error", lines[-1][:_SAID] if lines else f"exit code {result.exit_code}"
 
 
 def _run(sandbox: Sandbox, program: str, given: Any, limits: Limits) -> SandboxResult:

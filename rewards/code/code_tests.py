@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from typing import ClassVar, get_args
 
 from engines.types import Transcript, Verdict
@@ -34,6 +35,8 @@ _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*[^`\n]*")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d{1,3})?")
 _WHOLE = re.compile(r"[+-]?\d+")
 _CLOSE = 1e-6
+_LINE = re.compile("[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
+_SHOWN = 80
 _COMPILE_ERROR = 97
 _PROGRAM = f"""
 from typing import *
@@ -153,21 +156,24 @@ def _judge_pairs(
 
 def difference(printed: str, wanted: str) -> str:
     """Where what a program printed is not what is wanted, in words; empty if it is: the same words
-    in each line, white space and empty lines aside, and numbers with a point within 1e-6."""
-    ours, theirs = (
-        [w for line in t.splitlines() if (w := line.split())] for t in (printed, wanted)
-    )
-    for at, (line, right) in enumerate(_paired(ours, theirs), 1):
-        if len(line) != len(right) or not all(map(_is_same, line, right)):
-            return f"line {at} is {' '.join(line)[:80]!r}, not {' '.join(right)[:80]!r}"
+    in each line, white space and empty lines aside, and numbers with a point within 1e-6. It looks
+    at no more than it needs: millions of lines and words may have been printed."""
+    pairs = zip_longest(_lines(printed), _lines(wanted), fillvalue="")
+    for at, (line, right) in enumerate(pairs, 1):
+        words = right.split()
+        ours = line.split(maxsplit=len(words))
+        if len(ours) != len(words) or not all(map(_is_same, ours, words)):
+            return f"line {at} is {_shown(ours)!r}, not {_shown(words)!r}"
     return ""
 
 
-def _paired(
-    ours: list[list[str]], theirs: list[list[str]]
-) -> Iterator[tuple[list[str], list[str]]]:
-    for at in range(max(len(ours), len(theirs))):
-        yield (ours[at] if at < len(ours) else []), (theirs[at] if at < len(theirs) else [])
+def _lines(text: str) -> Iterator[str]:
+    """Those that are not empty."""
+    return (line for found in _LINE.finditer(text) if not (line := found[0]).isspace())
+
+
+def _shown(words: list[str]) -> str:
+    return " ".join(word[:_SHOWN] for word in words[:_SHOWN])[:_SHOWN]
 
 
 def _is_same(word: str, right: str) -> bool:

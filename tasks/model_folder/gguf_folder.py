@@ -42,6 +42,8 @@ _MOST_VALUES = 4_000_000
 """texts and numbers of a file's head; the largest vocabularies have half as many"""
 _LONGEST = 200
 """characters of a title or licence that the card repeats"""
+_LICENCES, _LICENCE = 20, 1 << 20
+"""texts of licences, and characters of each; a package may have gigabytes"""
 _CODE = (Path(__file__), Path(str(gguf_tokenizer.__file__)))
 """what a converted folder is made by: a change converts anew"""
 
@@ -339,14 +341,18 @@ def _write_card(folder: Path, fields: Mapping[str, Any], package: PackagedFile |
     """Licence and origin, as every export of a model made from this one repeats them."""
     licence = str(fields.get("general.license") or (package.licence if package else ""))[:_LONGEST]
     if package and package.licence_files:
-        texts = [path.read_text(errors="replace") for path in package.licence_files]
-        (folder / "LICENSE").write_text("\n".join(texts))
+        (folder / "LICENSE").write_text("\n".join(map(_licence, package.licence_files[:_LICENCES])))
     head = ["---", json.dumps({"license": licence}), "---", ""] if licence else []
     title = fields.get("general.name") or fields["general.architecture"]
     origin = fields.get("general.organization")
     lines = [*head, f"# {_text(title)}", "", "Converted from a GGUF file."]
     lines += [_text(origin)] if origin else []
     (folder / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def _licence(path: Path) -> str:
+    with path.open(errors="replace") as text:
+        return text.read(_LICENCE)
 
 
 def _text(told: Any) -> str:

@@ -33,7 +33,7 @@ from engines.types import (
     Transcript,
 )
 from infra.errors import InputError
-from infra.json_text import writable
+from infra.json_text import reason_text
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
@@ -258,7 +258,7 @@ class SessionHost:
             orjson.dumps([*notes, dict(files)])
         except TypeError as error:
             raise InputError(f"a rollout's notes and files must be JSON: {error}") from error
-        end = End(end.status, writable(end.reason))
+        end = End(end.status, reason_text(end.reason))
         chosen = self._sessions if sessions is None else sessions
         written = [s for s in chosen if s.num_generated] or list(chosen[:1])
         if not written:

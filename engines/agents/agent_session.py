@@ -106,8 +106,8 @@ class AgentSession:
         """lines of turns under way"""
         self._sampling = 0
         self._freed = asyncio.Event()
-        self._answers: dict[str, Messages] = {}
-        """conversations by the id of their last answer (Responses)"""
+        self._answers: dict[str, Turn] = {}
+        """by the id of the answer (Responses)"""
         self._out_of_context = False
 
     @contextmanager
@@ -184,9 +184,9 @@ class AgentSession:
             placed = await self._placed(request)
         return len(placed.place.turn.tokens) + len(placed.ids)
 
-    def remember(self, name: str, request: Request, answer: Answer) -> None:
+    def remember(self, name: str, answer: Answer) -> None:
         """A conversation that a later request may name instead of sending it again."""
-        self._answers[name] = (*self._conversation(request), answer.said.message())
+        self._answers[name] = next(t for t in self.tree.turns if t.number == answer.number)
 
     def finish(self, end: End, files: Mapping[str, str], answer: str | None = None) -> Rollout:
         """The rollout, judged by the conversation of the last turn that was delivered, with
@@ -219,6 +219,9 @@ class AgentSession:
         self._refuse_if_busy()
         if self._begun >= self._limits.turns:
             self._end(End(Status.TRUNCATED, f"limit of {self._limits.turns} turns"))
+            self._refuse_if_over()
+        if self.tree.kept > self._limits.text:
+            self._end(End(Status.TRUNCATED, f"limit of {self._limits.text} characters"))
             self._refuse_if_over()
         self._begun += 1
 
@@ -259,7 +262,7 @@ class AgentSession:
 
     async def _placed(self, request: Request) -> _Placed:
         """The place of a request as it is now, and the tokens that follow it. Raises Refusal."""
-        before = self._answers.get(request.previous, ())
+        before = self._before(request)
         if request.size + sum(len(message.content) for message in before) <= _LONG_TEXT:
             meant = self._meant(request)
             return self._appended(meant, self._place(meant))
@@ -294,12 +297,19 @@ class AgentSession:
             raise Refusal(400, str(error)) from error
         return _Placed(place, context, meanings, meant.problem, ids)
 
-    def _conversation(self, request: Request) -> Messages:
+    def _before(self, request: Request) -> Messages:
+        """What led to the answer that a request names, and that answer. Raises Refusal."""
         if not request.previous:
-            return request.messages
+            return ()
         if request.previous not in self._answers:
             raise Refusal(404, f"previous_response_id: no answer {request.previous!r} here")
-        before = self._answers[request.previous]
+        path = self._answers[request.previous].path()
+        return tuple(message for turn in path for message in (*turn.context, turn.said))
+
+    def _conversation(self, request: Request) -> Messages:
+        before = self._before(request)
+        if not before:
+            return request.messages
         system = tuple(message for message in request.messages if message.role == "system")
         rest = tuple(message for message in request.messages if message.role != "system")
         replaced = 1 if system and before[0].role == "system" else 0

@@ -143,7 +143,7 @@ class Exchange:
                     await _end(alive)
                 await self._send_answer(answer, request)
                 if self._wire.keeps_answers:
-                    session.remember(self._wire.answer_id(answer), request, answer)
+                    session.remember(self._wire.answer_id(answer), answer)
         finally:
             if alive is not None:
                 await _end(alive)

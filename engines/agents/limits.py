@@ -19,6 +19,9 @@ class SessionLimits:
     """requests at the same time"""
     counts: int = 2000
     """requests that only count tokens"""
+    text: int = 64 << 20
+    """characters of messages that are kept: a template may leave out most of a message, so that its
+    tokens are few"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from engines.agents.incremental_prompt import Drift, Meaning, drift_of, meaning_
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End
 from engines.types import Message, Tokens
+from infra.json_text import json_bytes
 
 _MOST_REMEMBERED = 1 << 23
 """characters of texts whose normal form is remembered"""
@@ -106,6 +107,8 @@ class Trajectory:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         """in the order of their numbers, without roots"""
+        self.kept = 0
+        """characters of the messages in it"""
         self._roots: dict[bytes, Turn] = {}
         self._normal: dict[str, str] = {}
         self._remembered_length = 0
@@ -132,7 +135,7 @@ class Trajectory:
         while front:
             front = [found for place in front for found in _next_places(place, meanings)]
             best = max([best, *front], key=lambda place: (place.used, place.turn.number))
-        _note_drift(best, messages)
+        self._note_drift(best, messages)
         return best
 
     def find_by_tokens(self, place: Place, ids: Sequence[int]) -> tuple[Turn, list[int]]:
@@ -177,6 +180,7 @@ class Trajectory:
         turn = Turn(number, parent, tuple(context), tuple(meanings), said, line, kept, begin, end)
         parent.children.append(turn)
         self.turns.append(turn)
+        self.kept += sum(map(_size, (*turn.context, said)))
         return turn
 
     def remove(self, turn: Turn) -> bool:
@@ -190,6 +194,18 @@ class Trajectory:
         turn.parent.children.remove(turn)
         self.turns.remove(turn)
         return True
+
+    def _note_drift(self, place: Place, messages: Sequence[Message]) -> None:
+        """Compare the turns on the way with what came back of them."""
+        at = place.used
+        for turn in reversed(place.turn.path()):
+            sent = messages[at - 1]
+            if sent not in (turn.said, turn.came_back):
+                turn.drift |= drift_of(turn.said, sent)
+                if turn.came_back is None:
+                    turn.came_back = sent
+                    self.kept += _size(sent)
+            at -= len(turn.context) + 1
 
     def _remembered(self, text: str) -> str:
         found = self._normal.get(text)
@@ -222,15 +238,10 @@ def _is_replaced(turn: Turn, context: Sequence[Message], meanings: Sequence[Mean
     )
 
 
-def _note_drift(place: Place, messages: Sequence[Message]) -> None:
-    """Compare the turns on the way with what came back of them."""
-    at = place.used
-    for turn in reversed(place.turn.path()):
-        sent = messages[at - 1]
-        if sent not in (turn.said, turn.came_back):
-            turn.drift |= drift_of(turn.said, sent)
-            turn.came_back = turn.came_back or sent
-        at -= len(turn.context) + 1
+def _size(message: Message) -> int:
+    """Characters, also of what a template leaves out."""
+    calls = (len(c.name) + len(json_bytes(c.arguments)) for c in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + sum(calls)
 
 
 def _child_by_tokens(turn: Turn, ids: Tokens) -> Turn | None:

@@ -283,7 +283,7 @@ async def test_a_remembered_conversation_goes_on_under_the_instructions_of_the_r
     brief = Message("system", "be brief")
     first = Request((brief, USER))
     async with session.turn(first) as answer:
-        session.remember("r1", first, answer)
+        session.remember("r1", answer)
     async with session.turn(Request((brief, Message("user", "more")), previous="r1")):
         pass
     async with session.turn(Request((Message("user", "more"),), previous="r1")):

@@ -238,8 +238,11 @@ class LabelPage:
     async def _choose(self, request: Request) -> Response:
         from starlette.responses import PlainTextResponse
 
-        body = await request.body()
+        body = b""
         try:
+            async for piece in request.stream():
+                if len(body := body + piece) > _MOST_BYTES:
+                    break
             said = _Said.model_validate_json(body[:_MOST_BYTES])
         except ValidationError:
             return PlainTextResponse("400: send the id of a pair, and left, right or skip\n", 400)

@@ -126,6 +126,9 @@ def written_secrets(settings: Any) -> Iterator[str]:
         if holds_secret(text) and not any(part in _OPTIONS for part in at[:-1]):
             yield f"{'.'.join(at)}: {_IN_AN_ADDRESS}"
             continue
+        if "command" in at and "secret:" in text:
+            yield f"{'.'.join(at)}: all users of a machine read command lines; give it by `env`"
+            continue
         named = at[-1] if at and any(part in _OPTIONS for part in at[:-1]) else ""
         if text and not _REFERENCE.fullmatch(text) and _is_secret(named, text):
             name = re.sub(r"\W", "_", at[-1]).upper() if at else ""

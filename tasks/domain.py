@@ -24,7 +24,6 @@ from engines.sglang.spec import FleetSpec
 from engines.types import VETOED
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
-from infra.secret_references import secret_names
 from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, PENALTIES, SERVED_OPTIONS
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.judges.chat_api import ChatApiSettings
@@ -230,13 +229,6 @@ class DriverSpec(HookSpec):
         program = self.options.get("program")
         programs = (f"{program}:",) if isinstance(program, str) and program else ()
         return (DRIVERS.get(self.name, self.name), *programs)
-
-    @field_validator("options")
-    @classmethod
-    def _runs_no_secret(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if secret_names(options.get("command")):
-            raise ValueError("command: all users of a machine read command lines; use `env`")
-        return options
 
 
 USER = "user"

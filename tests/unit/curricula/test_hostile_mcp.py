@@ -26,7 +26,7 @@ from curricula.mcp.spec import McpServer
 from infra.errors import InputError
 from infra.home import home, runtime_dir
 from infra.sandbox.kinds import bubblewrap
-from tasks.domain import DriverSpec
+from infra.secret_references import written_secrets
 
 pytestmark = pytest.mark.unit
 
@@ -285,8 +285,10 @@ def test_secrets_are_in_no_command_line_and_no_header_is_broken(
     for command in (["tool", "secret:KEY"], ["tool", "--key=secret:KEY"]):
         with pytest.raises(ValidationError, match="all users of a machine read command lines"):
             McpServer(command=command)
-    with pytest.raises(ValidationError, match="all users of a machine read command lines"):
-        DriverSpec(name="harness", options={"command": ["agent", "secret:KEY"]})
+    driver = {"name": "harness", "options": {"command": ["agent", "secret:KEY"]}}
+    assert list(written_secrets({"driver": driver})) == [
+        "driver.options.command.1: all users of a machine read command lines; give it by `env`"
+    ]
     monkeypatch.setenv("KEY", "Bearer canary-123456\n")
     settings = McpServer(url="http://127.0.0.1:9/mcp", headers={"Authorization": "secret:KEY"})
     with pytest.raises(InputError, match="Authorization: secret:KEY begins or ends") as refused:

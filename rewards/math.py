@@ -1,8 +1,9 @@
 r"""The `math` reward: is the boxed answer equal to the reference, as mathematics?
 
 Numbers, words and the forms around them (lists, sets, intervals, ...) are compared here, exactly
-(`rewards/math_forms.py`); expressions by math-verify. That would do any sum that an answer leaves
-open, so where a number is asked for, the answer has to be one: `30+12` is no answer to `12+30`.
+(`rewards/mathematics/math_forms.py`); expressions by math-verify. That would do any sum that an
+answer leaves open, so where a number is asked for, the answer has to be one: `30+12` is no answer
+to `12+30`.
 
 math-verify bounds itself by alarm signals, which do not work outside a main thread, and an
 expression such as `9^{9^{9^9}}` may take memory as well as time. So it runs in a process of its
@@ -29,8 +30,8 @@ from typing import Any, ClassVar, cast
 from engines.types import Transcript, Verdict
 from infra.errors import InputError, TributaryError
 from infra.json_text import value_text
-from rewards.math_forms import same
-from rewards.math_writing import plain
+from rewards.mathematics.math_forms import same
+from rewards.mathematics.math_writing import plain
 from rewards.references import reference_of
 from rewards.text import format_fault, last_boxed
 
@@ -107,7 +108,7 @@ def _golds(value: Any) -> list[str]:
 
 START_LIMIT = 120.0
 """seconds; importing sympy takes one, or many on a loaded machine"""
-WORKER = Path(__file__).with_name("math_worker.py")
+WORKER = Path(__file__).parent / "mathematics" / "math_worker.py"
 
 
 class TookTooLong(TributaryError):

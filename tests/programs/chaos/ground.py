@@ -45,7 +45,7 @@ _LINES = {
     "server": "sglang::scheduler",
     "owner": "ray::DeviceOwner",
     "sandbox": "confine/launcher.py",
-    "reward-process": "rewards/math_worker.py",
+    "reward-process": "rewards/mathematics/math_worker.py",
     "rollout-worker": "ray::RolloutWorkerActor",
 }
 """what is in the command line of each"""

@@ -90,6 +90,7 @@ _FONT = re.compile(rf"\\(?:{'|'.join(_FONTS)})\s*\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^
 _TEXT = re.compile(rf"\\(?:{'|'.join(_TEXTS)})\s*\{{")
 _INNER_TEXT = re.compile(r"\\text\s*\{((?:[^{}]|\\[{}])*)\\text\s*\{([^{}]*)\}")
 _LONE_LETTER = re.compile(r"\\text\s*\{\s*([eidπ])\s*\}")
+_BY = re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*by\s*\}|\bby\b)\s*(?=\d)")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?(?![A-Za-z])")
 _SPACES = re.compile(r"\\[,;:> \n]|~|\\hspace\*?\{[^{}]*\}|\s+")
 _SHORT_FRACTION = re.compile(
@@ -98,7 +99,10 @@ _SHORT_FRACTION = re.compile(
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))")
 _PRIMES = re.compile(r"\^\s*(?:\\prime(?![a-z])|\{\s*(?:\\prime\s*)+\})")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\*\*(?=\S)|(?<=\S)\*\*|`")
-_LOOSE = re.compile(r"(?<![0-9A-Za-z}%.]) | (?![0-9A-Za-z.])|(?<=[}%.]) (?![A-Za-z0-9\\])")
+_LOOSE = re.compile(
+    r"(?<![0-9A-Za-z}%.])(?!(?<=\d,) [1-9]\d\d(?!\d)) "  # nor that of a list such as `1, 200`
+    r"| (?![0-9A-Za-z.])|(?<=[}%.]) (?![A-Za-z0-9\\])"
+)
 _COMMAND_SPACE = re.compile(r"(\\[A-Za-z]+) (?![A-Za-z])")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d/])(?!\s*\\frac)")
 
@@ -107,15 +111,15 @@ _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d/])(?!\s*\\frac)")
 def plain(text: str) -> str:
     """The text in one way of writing, without the white space that means nothing."""
     text = _ascii(text).replace("\\\\", ROW_END)
-    text = text.replace(r"\$", "¤").replace("{,}", ",").replace(r"\!", "")
-    text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&")
+    text = text.replace(r"\$", "¤").replace("{,}", ",")
+    text = re.sub(r"\\!\s*", "", text).replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&")
     text = _money(text)
     text = _DELIMITERS.sub(" ", text)
     text = _TEXT.sub(r"\\text{", text)
     for _ in range(4):
         text = _FONT.sub(r"\1", _INNER_TEXT.sub(r"\\text{\1\2", text))
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), text)
-    text = _LONE_LETTER.sub(r"\1", text)
+    text = _BY.sub(r"\\times ", _LONE_LETTER.sub(r"\1", text))
     text = _SPACES.sub(" ", text).replace(r"\text{-}", "-")
     for _ in range(3):
         text = _SHORT_FRACTION.sub(_fraction, text)

@@ -70,7 +70,7 @@ class Number:
 
 @functools.lru_cache(256)
 def read_number(text: str) -> Number | None:
-    """Of a text in the one way of `rewards.math_writing.plain`; None if it is no number."""
+    """Of a text in the one way of `math_writing.plain`; None if it is no number."""
     text = _unwrapped(text)
     if based := _in_base(text):
         return based
@@ -245,11 +245,21 @@ _KNOWN = {
 }
 _SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "dozen": 12,
+    "quadrillion": 10**15, "lakh": 10**5, "crore": 10**7, "dozen": 12,
 }  # fmt: skip
+_NUMERALS = (
+    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|"
+    r"nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|zero|point"
+)
+_ORDINALS = (
+    r"halves|half|third|(?:n|four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|"
+    r"eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|\w*illion)th|quarter"
+)
 _NO_UNITS = re.compile(
-    r"pi|sqrt|root|log|ln|lg|sin|cos|tan|exp|factorial|mod|or|and|not|no|to|infinity|over|base|half|"
-    r"halves|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?"
+    rf"pi|sqrt|root|log|ln|lg|sin|cos|tan|exp|factorial|mod|or|and|not|no|to|infinity|over|base|"
+    rf"(?:{_ORDINALS}|{_NUMERALS})s?|gross|score|bps|basis|less|more|fewer|greater|below|above|under|"
+    rf"beyond|plus|minus|negative|minimum|maximum|least|most|something|ish|repeating|recurring|"
+    rf"wrong|incorrect|false"
 )
 """words after a number that make another of it"""
 _TOKEN = re.compile(r"[A-Za-z]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
@@ -269,11 +279,14 @@ def read_unit(text: str) -> tuple[str, Fraction] | None:
     tokens = _TOKEN.findall(text)
     if "".join(tokens).replace("-", "") != re.sub(r"[\s.()-]", "", text):
         return None
+    if re.search(r"[-*/]\s*$", text):
+        return None
     scale = Fraction(1)
-    while tokens and tokens[0].lower() in _SCALES:
-        scale *= _SCALES[tokens.pop(0).lower()]
+    while tokens and (factor := _SCALES.get(tokens[0].lower().removesuffix("s"))):
+        scale *= factor
+        del tokens[0]
     powers = _powers(tokens)
-    if powers is None:
+    if powers is None or powers[PERCENT] not in (0, 1):
         return None
     if powers.keys() & {"C", "F"}:
         del powers["degree"]

@@ -8,23 +8,34 @@ asked only about expressions, and only where the answer leaves no more open than
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rewards.math_numbers import Number, read_number, read_unit, same_number
-from rewards.math_words import choice_of, chosen_in, same_words
-from rewards.math_writing import ROW_END, tight
+from rewards.mathematics.math_expressions import Judge, same_expression
+from rewards.mathematics.math_numbers import Number, read_number, same_number
+from rewards.mathematics.math_words import (
+    choice_of,
+    chosen_in,
+    same_measure,
+    same_sizes,
+    same_words,
+)
+from rewards.mathematics.math_writing import ROW_END, tight
 
-Judge = Callable[[str, str], bool]
 MOST_ITEMS = 32
 _NAME = re.compile(
     r"(?:\\[A-Za-z]+ ?)?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']*)?(?:_\{?\w+\}?)?'*(?:\([^()=]*\))?"
 )
-_LABEL = re.compile(r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)")
+_LABEL = re.compile(
+    r"(?!.*\b(?:not|wrong|incorrect|false|minus|negative|less|more|least|most|than)\b)"
+    r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)"
+)
+_NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])+\)")
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?![^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 """that parts two sides: not one in braces, as in `\\sum_{k=1}^n`"""
+_NEGATION = re.compile(r"\\(?:not(?![a-z])|ne(?![a-z])|neg(?![a-z])|lnot|notin|nsubseteq|nmid)|¬")
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}")
 _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*(.*)\\\}$")
@@ -34,24 +45,6 @@ _AND, _OR = (
 )
 _JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
 _REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")
-_FUNCTIONS = (
-    r"!", r"\\binom|\\choose", r"\\l?floor|\\lceil|\\lfloor", r"\\sum|\\prod|\\int|\\lim",
-    r"\\(?:max|min|gcd|lcm|det|bmod|pmod|mod)|\bmod\b", r"\\a?(?:rc)?(?:sin|cos|tan|cot|sec|csc)",
-    r"\\l(?:n|og|g)(?![a-z])", r"\\cdots|\\ldots|\.\.\.",
-)  # fmt: skip
-_BOUND = r"\s*(?:\{[^{}]*\}|\w)"
-_PLUS = re.compile(r"(?<=[\w})!%\]])\s*[+-]")
-_PRODUCT = re.compile(
-    r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)\d|(?<![\d_])\d+\s*\(\d|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
-)
-
-_VECTOR = r"\\(?:vec|overrightarrow)\s*(?:\{[^{}]*\}|\w)"
-_DROPPED = re.compile(
-    rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*|{_VECTOR}\s*\\times\s*{_VECTOR}"
-)
-"""what math-verify reads over: for it `x'` is `x`, and `A^T` is `A`, and a cross product any"""
-_LIMIT = re.compile(rf"\\lim\s*_{_BOUND}")
-"""of a sequence such as `a_n` it is for sympy that name, wherever it goes"""
 
 
 class Interval(NamedTuple):
@@ -64,7 +57,7 @@ class Interval(NamedTuple):
 
 
 def same(gold: str, answer: str, judge: Judge) -> bool:
-    """Whether they denote the same; both in the one way of `rewards.math_writing.plain`."""
+    """Whether they denote the same; both in the one way of `math_writing.plain`."""
     gold, answer = (_BUILT.sub(r"\1", tight(text)) for text in (gold, answer))
     if not answer or not gold:
         return False
@@ -76,22 +69,33 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         return wanted.letter == said.letter and (not is_told or same(wanted.text, said.text, judge))
     if wanted and wanted.text:
         return same(wanted.text, answer, judge)
-    if same_words(gold, answer):
+    if len(_NEGATION.findall(gold)) != len(_NEGATION.findall(answer)):
+        return False
+    if same_words(gold, answer) or same_measure(gold, answer):
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
         return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
     number = read_number(gold)
     if number is not None:
         return _is_number(number, answer)
+    sizes = same_sizes(gold, answer)
+    if sizes is not None:
+        return sizes
     for compare in (_by_relation, _by_list, _by_brackets, _by_matrix, _by_name):
         found = compare(gold, answer, judge)
         if found is not None:
             return found
-    return _expressions(gold, answer, judge)
+    return _same_expression(gold, answer, judge)
+
+
+def _same_expression(gold: str, answer: str, judge: Judge) -> bool:
+    return len(_split(answer)) == 1 and same_expression(gold, answer, judge)
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"\s+|(?<=\d),(?=\d{3})", "", text) if not re.search(r"\d \d", text) else text
+    if re.search(r"\d,? \d", text):
+        return text
+    return re.sub(r"\s+" if re.search(r"[(\[{]", text) else r"\s+|(?<=\d),(?=\d{3})", "", text)
 
 
 def _is_number(gold: Number, answer: str) -> bool:
@@ -185,6 +189,9 @@ def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
         return _any_order(wanted, brackets[1], judge)
     if brackets and brackets[0] == "(" and "(" not in gold:
         return _in_order(wanted, brackets[1], judge)
+    names = [_EQUALS.split(item)[0] for item in wanted if len(_EQUALS.split(item)) > 1]
+    if len({*names}) > 1 and not _EQUALS.search(answer):  # which is whose, the order says
+        return _in_order(wanted, _listed(answer), judge)
     return _any_order(wanted, _listed(answer), judge)
 
 
@@ -246,6 +253,9 @@ def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
     wanted = _brackets(_value_part(gold))
     if wanted is None:
         return None
+    names = [_NAMES.match(text) for text in (gold, answer)]
+    if names[0] and names[1] and names[0][0] != names[1][0]:
+        return False
     answer = _value_part(_unlabelled(answer, gold))
     said = _brackets(answer)
     if wanted[0] == r"\{":
@@ -259,8 +269,8 @@ def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
 def _value_part(text: str) -> str:
     """What is said of a tuple of names: `(x,y)=(1,2)` -> `(1,2)`; of a set, `S=` or `x\\in`."""
     text = re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text)
-    found = re.fullmatch(r"(?:\([A-Za-z](?:,[A-Za-z])+\)|[A-Za-z])=(.*)", text)
-    return tight(found[1]) if found else text
+    found = re.match(rf"(?:{_NAMES.pattern}|[A-Za-z])=", text)
+    return tight(text[found.end() :]) if found else text
 
 
 def _brackets(text: str) -> tuple[str, list[str], str] | None:
@@ -312,7 +322,7 @@ def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
     if not _is_name(wanted[0]):
         if len(wanted) == 2 and _is_name(wanted[1]):
             return same(f"{wanted[1]}={wanted[0]}", answer, judge)
-        return len(said) > 1 and _expressions(gold, answer, judge)
+        return len(said) > 1 and _same_expression(gold, answer, judge)
     if len(said) == 1:
         return same(wanted[-1], answer, judge)
     if _is_name(said[-1]) and not _is_name(said[0]):
@@ -343,45 +353,3 @@ def _split(text: str) -> list[str]:
         items.append(tight(text[start:at]))
         start = at + 1
     return [*items, tight(text[start:])]
-
-
-def _expressions(gold: str, answer: str, judge: Judge) -> bool:
-    gold, unit = _without_unit(gold)
-    answer, said = _without_unit(answer)
-    if unit and said and unit != said:
-        return False
-    if gold == answer:
-        return True
-    if re.search(r"\\text\{", answer) or len(_split(answer)) > 1 or _leaves_open(gold, answer):
-        return False
-    if _drops(gold) != _drops(answer):
-        return False
-    limits = [_LIMIT.findall(text) for text in (gold, answer)]
-    if all(limits) and limits[0] != limits[1]:
-        return False
-    return judge(gold.replace(ROW_END, "\\\\"), answer.replace(ROW_END, "\\\\"))
-
-
-def _drops(text: str) -> list[str]:
-    return sorted(re.sub(r"[\s{}]", "", found[0]) for found in _DROPPED.finditer(text))
-
-
-def _without_unit(text: str) -> tuple[str, str]:
-    found = re.fullmatch(
-        r"(.+?)\s*((?:\\text\{[^{}]*\}(?:\^\{?\d\}?)?\s*[/*]?\s*)+|%|\^\\circ)", text
-    )
-    if not found:
-        return text, ""
-    unit = read_unit(found[2])
-    return (tight(found[1]), unit[0]) if unit is not None else (text, "")
-
-
-def _leaves_open(gold: str, answer: str) -> bool:
-    """Whether the answer has a sum, a product or a function to compute that the reference has not.
-    What has variables may be written in any way."""
-    for function in _FUNCTIONS:
-        if re.search(function, answer) and not re.search(function, gold):
-            return True
-    if re.search(r"[A-Za-df-hj-z]", re.sub(r"\\[A-Za-z]+", " ", gold)):
-        return False
-    return any(re.search(p, answer) and not re.search(p, gold) for p in (_PLUS, _PRODUCT))

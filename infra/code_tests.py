@@ -4,17 +4,28 @@ asserts    a text, or a list of texts (MBPP), with functions `test_...` (KodCode
            `check(candidate)` and the `entry_point` that it is called with (HumanEval)
 pairs      {"inputs": [...], "outputs": [...]} (APPS, TACO, verl), with `fn_name` calls of that
            function, else standard input and output; `input` and `output` (CodeContests); or a
-           list of objects with `input` and `output`
+           list of objects with `input` and `output` (PrimeIntellect), of a program or a function:
+           `fn_name` in each, or the type `functional` and an `entry_point` (LiveCodeBench)
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from infra.errors import InputError
+
+_PAIR = ("input", "output")
+_OF_PROGRAMS, _OF_CALLS = ("stdin", "stdin_stdout"), ("functional", "function_call")
+"""what tests in lists call their types"""
+OTHER_CHECKS = ("checker", "generated_checker", "is_interactive", "interaction_format")
+"""what a test says whose output may differ from the one that is given"""
+_ASSERTING = {"exit", "fail", "raises"}
+"""calls that fail a test without a statement `assert`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +54,18 @@ def read_code_tests(value: Any, entry_point: str = "", setup: str = "") -> CodeT
     if items and all(isinstance(each, str) for each in items):
         value = "\n".join(items)
     elif items and all(isinstance(each, Mapping) for each in items):
-        value = {name: [each.get(name) for each in items] for name in ("input", "output")}
+        value = _listed(cast("list[Mapping[str, Any]]", items), entry_point)
     if isinstance(value, str) and value.strip():
-        return CodeTests(asserts="\n".join(filter(None, (setup, value))), entry_point=entry_point)
+        asserts = "\n".join(filter(None, (setup, value)))
+        if fault := _fault(asserts, entry_point):
+            raise InputError(fault)
+        return CodeTests(asserts=asserts, entry_point=entry_point)
     if isinstance(value, Mapping):
         given = cast("Mapping[str, Any]", value)
         if "asserts" in given:
             return read_code_tests(given["asserts"], given.get("entry_point") or entry_point, setup)
+        if other := next((name for name in OTHER_CHECKS if given.get(name)), ""):
+            raise InputError(f"holds `{other}`, and output is only compared; leave such rows out")
         if pairs := _pairs(given):
             return pairs
     raise InputError(
@@ -57,27 +73,97 @@ def read_code_tests(value: Any, entry_point: str = "", setup: str = "") -> CodeT
     )
 
 
+def _fault(asserts: str, entry_point: str) -> str:
+    """What keeps a text from testing anything, in words; empty for nothing."""
+    try:
+        tree = ast.parse(asserts)
+    except (ValueError, RecursionError, SyntaxError) as error:
+        return f"its asserts do not run: {type(error).__name__}: {error}"
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare):
+            return f"`{ast.unparse(node)[:80]}` tests nothing; write `assert` before it"
+    undefined = _undefined(tree)
+    if entry_point and (others := undefined - {entry_point}):
+        return f"uses `{min(others)}`, which neither it nor the function {entry_point} defines"
+    nodes = list(ast.walk(tree))
+    if not (
+        entry_point or undefined or any(isinstance(n, ast.Import | ast.ImportFrom) for n in nodes)
+    ):
+        return "calls no name that it does not define; name the tested function as `entry_point`"
+    is_testing = (ast.Assert, ast.Raise)
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    names = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
+    if any(isinstance(node, is_testing) for node in nodes) or names & _ASSERTING:
+        return ""
+    return "holds no assert, so that any answer would pass"
+
+
+def _undefined(tree: ast.AST) -> set[str]:
+    """Names that a program uses and nothing in it makes, nor Python has."""
+    used, made = set[str](), {"inf", "nan", "__name__", "__same__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.alias):
+            if node.name == "*":
+                return set()
+            made.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            made.add(node.name)
+    return {name for name in used - made if not hasattr(builtins, name)}
+
+
+def _listed(items: Sequence[Mapping[str, Any]], entry_point: str) -> dict[str, Any]:
+    """One object of what each item holds. Raises InputError where they are not of one kind."""
+    said = [each.get("testtype") or each.get("type") for each in items]
+    kinds = {str(each).lower() for each in said if each} or {""}
+    names = {each.get("fn_name") or each.get("func_name") for each in items}
+    if len(kinds) > 1 or len(names) > 1:
+        raise InputError("mixes calls of functions with programs; write rows of one kind")
+    (kind,), (name,) = kinds, names
+    if kind and kind not in _OF_CALLS + _OF_PROGRAMS:
+        raise InputError(f"has the type {kind!r}; known: {', '.join(_OF_PROGRAMS + _OF_CALLS)}")
+    made: dict[str, Any] = {
+        name: [each.get(name, each.get(f"{name}s")) for each in items] for name in _PAIR
+    }
+    for other in OTHER_CHECKS:
+        made[other] = next((each[other] for each in items if each.get(other)), None)
+    if kind in _OF_CALLS or (name and not kind):
+        made["fn_name"] = name or entry_point
+        if not made["fn_name"]:
+            raise InputError(f"has the type {kind!r} without a function; name it as `entry_point`")
+    return made
+
+
 def _pairs(given: Mapping[str, Any]) -> CodeTests | None:
     ins, outs = (given.get(f"{name}s", given.get(name)) for name in ("input", "output"))
     if not isinstance(ins, list) or not isinstance(outs, list):
         return None
     inputs, outputs = cast("list[Any]", ins), cast("list[Any]", outs)
-    if not inputs or len(inputs) != len(outputs) or None in [*inputs, *outputs]:
+    name = given.get("fn_name")
+    if not inputs or len(inputs) != len(outputs) or None in (inputs if name else inputs + outputs):
         return None
-    if name := given.get("fn_name"):
+    if name:
         if not isinstance(name, str) or not name.isidentifier():
             raise InputError(f"`fn_name`: {name!r:.40} is no name of a function")
         pairs = zip(inputs, outputs, strict=True)
+        lists = [cast("list[Any]", each) for each in outputs if isinstance(each, list)]
+        may_wrap = bool(lists) and all(len(each) == 1 for each in lists)  # as in APPS
         return CodeTests(
-            asserts="\n".join(_call(name, given, wanted) for given, wanted in pairs),
+            asserts="\n".join(_call(name, given, wanted, may_wrap) for given, wanted in pairs),
             entry_point=name,
         )
     return CodeTests(inputs=tuple(map(_text, inputs)), outputs=tuple(map(_text, outputs)))
 
 
-def _call(name: str, given: Any, wanted: Any) -> str:
+def _call(name: str, given: Any, wanted: Any, may_wrap: bool) -> str:
     """An assert for a call: its arguments are a list, or one JSON value a line; then what is wanted
-    is JSON as well. `__same__` is there where the asserts run."""
+    is JSON as well. `__same__` is there where the asserts run; `may_wrap`: what is wanted may be
+    in a list of its own."""
     if isinstance(given, str):
         try:
             given = [json.loads(line) for line in given.strip().splitlines()]
@@ -86,7 +172,8 @@ def _call(name: str, given: Any, wanted: Any) -> str:
             raise InputError(f"a call of `{name}` is no JSON, one value a line: {error}") from None
     if not isinstance(given, list):
         raise InputError(f"a call of `{name}` has no list of arguments, but {given!r:.40}")
-    return f"assert __same__({name}(*{given!r}), {wanted!r})"
+    more = ", True" if may_wrap and isinstance(wanted, list) else ""
+    return f"assert __same__({name}(*{given!r}), {wanted!r}{more})"
 
 
 def _text(value: Any) -> str:

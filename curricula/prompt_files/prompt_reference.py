@@ -13,7 +13,9 @@ from curricula.rows.fields import Fields, is_empty
 from curricula.rows.texts import kind_of, parsed_object
 from engines.types import Json
 from infra.data_files.tally import BadRow, Reason
+from infra.errors import InputError
 from infra.json_text import is_no_answer, last_match, value_text
+from infra.rubric_criteria import read_rubric
 
 REFERENCES = (
     "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
@@ -89,10 +91,23 @@ def _beside(row: Fields, source: PromptSource) -> tuple[dict[str, Json], str]:
         except BadRow:
             if is_read:
                 raise
-    if (name := row.first(_RUBRICS)) and isinstance(row.values.get(name), str | list):
+    kinds = str | list | dict if RUBRIC in source.needs else str | list
+    if (name := row.first(_RUBRICS)) and isinstance(row.values.get(name), kinds):
         found[RUBRIC] = exact(row.get(name))
         said = said or f"rubric {name}"
+        if RUBRIC in source.needs:
+            _note_criteria(row, name)
     return found, said
+
+
+def _note_criteria(row: Fields, name: str) -> None:
+    """Notes what a judge is not shown of the row's rubric. Raises BadRow for what is none."""
+    try:
+        rubric = read_rubric(row.get(name))
+    except InputError as error:
+        raise BadRow(Reason.REFERENCE, f"{name}: {error}") from None
+    for criterion in rubric if isinstance(rubric, list) else []:
+        row.note_unread(f"{name}.{field}" for field in criterion.unread)
 
 
 def _refuse_written_object(value: Any, name: str, needs: list[str]) -> None:

@@ -130,6 +130,10 @@ class Fields:
         """Keys under which something stands that nobody has read so far."""
         return self._said - self._read
 
+    def note_unread(self, names: Iterable[str]) -> None:
+        """Fields inside what was read, that nobody asked for."""
+        self._unread.update(f"{self._path}{name}" for name in names)
+
     def close(self) -> None:
         """All that is read has been read."""
         for name in self.left:

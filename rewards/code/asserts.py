@@ -201,11 +201,10 @@ def ask(what, key, name, args, options):
             mine.update(after)
     return value
 
-def same(value, wanted):
+def same(value, wanted, may_wrap=False):
     if isinstance(value, tuple):
         value = list(value)
-    is_wrapped = isinstance(wanted, list) and len(wanted) == 1
-    return is_same(value, wanted) or (is_wrapped and is_same(value, wanted[0]))
+    return is_same(value, wanted) or (may_wrap and is_same(value, wanted[0]))
 
 def is_same(value, wanted):
     if isinstance(value, (list, tuple)) and isinstance(wanted, list):

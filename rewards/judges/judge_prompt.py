@@ -8,22 +8,21 @@ import statistics
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from string import Formatter
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from engines.types import DISAGREEMENT, Json, Message, Problem, Transcript, Verdict
 from infra.config import Config
-from infra.errors import OutOfReach
+from infra.errors import InputError, OutOfReach
 from infra.json_text import value_text
+from infra.rubric_criteria import read_rubric
 from rewards.references import reference_fault
 from rewards.text import spoken
 
 RUBRIC = "rubric"
 PLACES = ("question", "answer", "conversation", "reference", RUBRIC)
 _OF_ROWS = ("reference", RUBRIC)
-_CRITERIA, _POINTS = ("criterion", "description", "text"), ("points", "weight")
-"""what an item of a rubric calls its text (HealthBench, Rubrics as Rewards) and its weight"""
 
 
 def prompt_fault(template: str) -> str:
@@ -103,20 +102,11 @@ def _rubric(problem: Problem) -> str:
     given: Any = held.get(RUBRIC) if isinstance(held, dict) else None
     if not given:
         raise ValueError(f"problem {problem.id}: it has no rubric")
-    lines: list[str] = []
-    for item in cast("list[Any]", [given] if isinstance(given, dict) else given):
-        if isinstance(given, str):
-            return given
-        fields: dict[str, Any] = item if isinstance(item, dict) else {"text": item}
-        text = next((fields[name] for name in _CRITERIA if fields.get(name)), None)
-        if not isinstance(text, str):
-            raise ValueError(
-                f"problem {problem.id}: an item of its rubric has no text under"
-                f" {' or '.join(_CRITERIA)}: {item!r:.80}"
-            )
-        points = next((fields[name] for name in _POINTS if fields.get(name) is not None), None)
-        lines.append(f"- {text}" if points is None else f"- {text} (points: {points})")
-    return "\n".join(lines)
+    try:
+        rubric = read_rubric(given)
+    except InputError as error:
+        raise ValueError(f"problem {problem.id}: {error}") from None
+    return rubric if isinstance(rubric, str) else "\n".join(each.line for each in rubric)
 
 
 def _without_rubric(reference: Json) -> Json:

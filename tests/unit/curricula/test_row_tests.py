@@ -74,9 +74,71 @@ def test_tests_are_read_where_a_reward_runs_them(
         assert prompt(row, columns=columns) == found
 
 
+CASE = {"input": "1 2\n", "output": "3\n"}
+HELPED = {
+    "prompt": "import math\n\ndef code(s):\n    return s[::-1]\n\ndef decode(s):\n    'Undo.'\n",
+    "test": "def check(candidate):\n    assert candidate(code('ab')) == 'ab'",
+    "entry_point": "decode",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "tests"),
+    [
+        (HELPED, {"asserts": "import math\n\ndef code(s):\n    return s[::-1]\n" + HELPED["test"],
+                  "entry_point": "decode"}),
+        ({"question": "Q", "tests": [{**CASE, "fn_name": None, "type": "stdin_stdout"}]}, PAIRS),
+        ({"question": "Q", "public_test_cases": json.dumps([{**CASE, "testtype": "stdin"}]),
+          "private_test_cases": [{**CASE, "input": "2 1"}]},
+         {"inputs": ["1 2\n", "2 1"], "outputs": ["3\n", "3\n"]}),
+        ({"question": "Q", "metadata": '{"func_name": "cat"}', "public_test_cases": [
+            {"input": "[1]\n[2]", "output": "[1, 2]", "testtype": "functional"}]},
+         {"asserts": "assert __same__(cat(*[[1], [2]]), [1, 2])", "entry_point": "cat"}),
+        ({"question": "Q", "tests": [{"fn_name": "f", "input": [1], "output": None}]},
+         {"asserts": "assert __same__(f(*[1]), None)", "entry_point": "f"}),
+        ({"question": "Q", "tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2]]}},
+         {"asserts": "assert __same__(f(*[1]), [1], True)\nassert __same__(f(*[2]), [2], True)",
+          "entry_point": "f"}),
+        ({"question": "Q", "tests": PAIRS, "input_output": json.dumps(PAIRS), "language": "en"},
+         PAIRS),
+    ],
+)  # fmt: skip
+def test_tests_in_lists_and_helpers_of_a_prompt_are_read(row: dict[str, Any], tests: Any):
+    assert prompt(row, needs=["tests"]).reference == {"tests": tests}
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("add(1, 2) == 3", "`add.1, 2. == 3` tests nothing; write `assert`"),
+        ("print(add(1, 2) == 3)", "holds no assert"),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+         "        self.assertEqual(add(1), 2)", "holds no assert"),
+        (">>> add(1, 2)\n3", "its asserts do not run: SyntaxError"),
+        ("def check(candidate):\n    assert candidate(1) == 2", "name the tested function as"),
+        ([{**CASE, "testtype": "functional"}], "'functional' without a function"),
+        ([{**CASE, "testtype": "special"}], "has the type 'special'; known: stdin"),
+        ([CASE, {**CASE, "fn_name": "f"}], "mixes calls of functions with programs"),
+        ({**PAIRS, "checker": "any order"}, "holds `checker`"),
+        ([{**CASE, "is_interactive": True}], "holds `is_interactive`"),
+    ],
+)  # fmt: skip
+def test_tests_that_would_judge_all_answers_alike_are_refused(tests: Any, said: str):
+    with pytest.raises(BadRow, match=said):
+        prompt({"prompt": "Add.", "tests": tests}, needs=["tests"])
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
+        ({"tests": "assert f() == 1", "test_list": ["assert f() == 2"]},
+         "tests in tests and test_list, which differ"),
+        ({"tests": "assert f() == 1", "language": "Java"}, "only Python runs here"),
+        ({"tests": PAIRS, "input_file": "in.txt"}, "has `input_file`"),
+        ({"tests": PAIRS, "generated_checker": "def check(): ..."}, "has `generated_checker`"),
+        ({"test": "def check(c):\n    assert poly(c(1)) == 0", "entry_point": "root"},
+         "uses `poly`, which neither it nor the function root defines"),
+        ({"private_test_cases": "eJxrYJ0"}, "holds no list of tests; decompress it"),
         ({"prompt": "Add.", "answer": "3"}, "has no tests, which the reward `code` reads; name"),
         ({"prompt": "Add.", "test_list": [1]}, "test_list: is no tests: write asserts"),
         ({"prompt": "Add.", "input_output": '{"inputs": ["1"], "outputs": []}'}, "input_output: "),
@@ -87,8 +149,9 @@ def test_tests_are_read_where_a_reward_runs_them(
     ],
 )  # fmt: skip
 def test_a_row_whose_tests_cannot_be_read_is_a_bad_one(row: dict[str, Any], said: str):
+    asked = row if "question" in row else {"prompt": "Add.", **row}
     with pytest.raises(BadRow, match=said):
-        prompt(row, needs=["tests"])
+        prompt(asked, needs=["tests"])
 
 
 def test_a_rubric_stands_beside_the_reference():
@@ -108,3 +171,29 @@ def test_a_rubric_stands_beside_the_reference():
         "tests",
         "rubric",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rubric", "unread"),
+    [
+        ("Be kind.", []), (["Be kind."], []), ('[{"criterion": "Be kind.", "score": 2}]', []),
+        ({"description": "Be kind.", "weight": "Essential", "title": "T"}, ["rubric.title"]),
+        ([{"criterion": "Be kind.", "points": 5, "tags": ["x"], "note": ""}], ["rubric.tags"]),
+    ],
+)  # fmt: skip
+def test_what_a_judge_is_not_shown_of_a_rubric_is_named(rubric: Any, unread: list[str]):
+    assert sorted(prompt({"prompt": "Q", "rubric": rubric}, needs=["rubric"]).unread) == unread
+
+
+@pytest.mark.parametrize(
+    ("rubric", "said"),
+    [
+        ([{"title": "T"}], "rubric: an item of its rubric has no text under criterion or"),
+        ({"clarity": "Is it clear?"}, "has no text under"),
+        ([{"criterion": "a", "points": 5, "weight": 2}], "has points and weight; leave one"),
+        ('[{"criterion": ""}]', "has no text under"),
+    ],
+)
+def test_a_rubric_that_no_judge_can_be_shown_is_a_bad_row(rubric: Any, said: str):
+    with pytest.raises(BadRow, match=said):
+        prompt({"prompt": "Q", "rubric": rubric}, needs=["rubric"])

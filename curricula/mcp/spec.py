@@ -56,7 +56,10 @@ class McpServer(Config):
                 "mcp: write either a `command`, e.g. [python, my_server.py], or a `url`"
             )
         own = ("program", "env", "sandbox", "readable") if self.url else ("headers",)
-        if idle := [name for name in own if name in self.model_fields_set]:
+        fields = type(self).model_fields
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in own}
+        # By value, as what is written for a record or another process names each field.
+        if idle := [name for name in own if getattr(self, name) != defaults[name]]:
             where = "url" if self.url else "command"
             raise ValueError(f"mcp.{idle[0]}: says nothing of a server by its `{where}`")
         if any("secret:" in word for word in self.command):

@@ -55,6 +55,11 @@ def reference_places(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(shown))
 
 
+def shown_of_rows(template: str) -> list[str]:
+    """The places that a problem's row fills. Example: ["reference.answer", "rubric"]"""
+    return [name for name in _names(template) if name.partition(".")[0] in _OF_ROWS]
+
+
 def filled(template: str, transcript: Transcript) -> str:
     """Raises ValueError for a field that the problem's reference does not have."""
     parts: list[str] = []
@@ -178,6 +183,8 @@ class JudgeQuestion(Config):
             fault = prompt_fault(self.reference_prompt)
             if not fault and not reference_places(self.reference_prompt):
                 fault = "shows no {reference} and no {rubric}, so every row would be asked it"
+            if not fault and {*reference_places(self.reference_prompt)} <= {*self.reference_keys}:
+                fault = "shows nothing that `prompt` does not, so `prompt` would never be asked"
             if fault:
                 raise ValueError(f"reference_prompt: {fault}")
         if len(self.choices) == 1:
@@ -188,6 +195,10 @@ class JudgeQuestion(Config):
             raise ValueError("scale: its two numbers are equal; write those of scores 0 and 1")
         if self.pattern is not None:
             _check_pattern(self.pattern)
+        if self.choices and self.scale != (0.0, 1.0):
+            raise ValueError("scale: `choices` are scores already; leave one of the two out")
+        if self.votes == 1 and self.vote_score != "mean":
+            raise ValueError(f"vote_score: one vote has no {self.vote_score}; raise `votes`")
         if self.votes > 1 and not self.temperature:
             raise ValueError(
                 f"votes: at temperature 0 all {self.votes} would say the same; write a"
@@ -213,11 +224,17 @@ _SEARCH_S = 1.0
 """what the search for a pattern may take"""
 
 
+def takes_reference_prompt(settings: JudgeQuestion, problem: Problem) -> bool:
+    """Whether a problem has what the `reference_prompt` shows, if there is one."""
+    other = settings.reference_prompt
+    return bool(other) and _has(problem.reference, other)
+
+
 def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Message, ...]:
     """What the judge is asked. Raises ValueError."""
     system = (Message("system", settings.system),) if settings.system else ()
-    other = settings.reference_prompt
-    template = other if other and _has(transcript.problem.reference, other) else settings.prompt
+    by_reference = takes_reference_prompt(settings, transcript.problem)
+    template = settings.reference_prompt if by_reference else settings.prompt
     return (*system, Message("user", filled(template, spoken(transcript))))
 
 

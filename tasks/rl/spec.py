@@ -352,6 +352,11 @@ def _temperature_problems(settings: RlSettings) -> Iterator[str]:
             " so a resumed stage would search at another one; set `max_staleness: 0`, or write"
             " `kind: entropy`"
         )
+    if 2 * search.window >= settings.steps:
+        yield (
+            f"temperature_search.window: {search.window} steps are compared with as many before"
+            f" them, and the stage has {settings.steps}, so no search would be made; lower it"
+        )
     if not {*search.grid} - {settings.algorithm.temperature}:
         yield (
             "temperature_search.grid: it has only the temperature that the stage begins with; add"

@@ -24,7 +24,12 @@ from rewards.built_in_rewards import BUILT_IN
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.group_rewards import GroupReward, GroupRubric, GroupTerm
 from rewards.judges.external_judge import ExternalJudgeSettings
-from rewards.judges.judge_prompt import JudgeQuestion, asked_messages
+from rewards.judges.judge_prompt import (
+    JudgeQuestion,
+    asked_messages,
+    shown_of_rows,
+    takes_reference_prompt,
+)
 from rewards.judges.served import JudgeSettings
 from rewards.references import ANSWER, answer_texts
 from rewards.rubric import Term, turns_fault, verdict_fault
@@ -225,7 +230,14 @@ def _try_question(
         what = f"the prompt of {named.name} for {demonstration.problem.id}"
         fine, _ = attempts.call(at, what, lambda asked=asked: asked_messages(settings, asked))
         if not fine:  # said once
-            break
+            return
+    asked_so = [takes_reference_prompt(settings, each.problem) for each in judged]
+    if settings.reference_prompt and judged and not any(asked_so):
+        shows = " and ".join(f"{{{name}}}" for name in shown_of_rows(settings.reference_prompt))
+        attempts.cautions.append(
+            f"{at}.options.reference_prompt: none of {len(judged)} problems has {shows}, so each is"
+            " asked `prompt`; if that is no slip, it may stay"
+        )
 
 
 def _verdict(

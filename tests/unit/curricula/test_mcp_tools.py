@@ -251,6 +251,10 @@ def test_settings_say_one_place_and_a_domain_without_an_environment_gets_one(
     ):
         with pytest.raises(ValidationError, match=said):
             McpServer.model_validate(wrong)
+    for right in ({"command": ["a"]}, {"url": "http://127.0.0.1/mcp"}):
+        # `check` and the run's record write down every field, and read it again.
+        server = McpServer.model_validate(right)
+        assert McpServer.model_validate_json(server.model_dump_json()) == server
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 9)
     rows = {"name": "files", "options": {"sources": {"files": [str(tmp_path / "rows.jsonl")]}}}
     mcp = {"command": ["python", "shop.py"], "sandbox": False}

@@ -207,7 +207,7 @@ async def test_each_vote_is_asked_and_kept_by_itself() -> None:
 async def test_an_answer_may_be_text() -> None:
     async with serving("Good") as api:
         choices = {"Good": 1.0, "Bad": 0.0}
-        async with judging(api.url, choices=choices) as judge:
+        async with judging(api.url, choices=choices, scale=[0, 1]) as judge:
             assert (await judge(transcript())).reward == 1
         async with judging(api.url, pattern=r"Score: (\d)", unreadable=0.5) as judge:
             assert (await judge(transcript())).reward == 0.5

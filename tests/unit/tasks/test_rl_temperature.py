@@ -214,6 +214,10 @@ async def test_after_a_step_without_an_update_a_search_waits() -> None:
         ({"max_staleness": 1}, "set `max_staleness: 0`, or write `kind: entropy`"),
         ({"temperature_search": {"grid": [1.0, 1.0]}}, "temperature_search.grid: it has only"),
         (
+            {"steps": 20},
+            "window: 10 steps are compared with as many before them, and the stage has",
+        ),
+        (
             {"temperature_search": ENTROPY, "algorithm": {"temperature": 1.6}},
             "begins at algorithm.temperature 1.6, outside `lowest` 0.7 and `highest` 1.5",
         ),
@@ -228,7 +232,7 @@ async def test_after_a_step_without_an_update_a_search_waits() -> None:
     ],
 )
 def test_a_search_that_cannot_run_is_refused_by_name(more: dict[str, Any], said: str) -> None:
-    written = {**SETTINGS, "temperature_search": {}, **more}
+    written = {**SETTINGS, "steps": 21, "temperature_search": {}, **more}
     named = {"curriculum": {"name": "reasoning"}, "rewards": [{"name": "math", "outcome": True}]}
     spec = RlSpec.model_validate({"settings": written, "domains": [{"name": "a", **named}]})
     (problem,) = spec.problems()

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.checks.recipe_checks import cautions
 from flows.checks.trial.tried_parts import findings_about
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
 
 pytestmark = pytest.mark.unit
 
@@ -54,3 +57,19 @@ def test_a_reward_may_only_read_what_it_is_given(
         return
     (line,) = found
     assert f" changes {changed} which it may only read" in line
+
+
+@pytest.mark.parametrize(("shown", "is_slip"), [("{reference.answer}", False), ("{rubric}", True)])
+def test_a_prompt_that_no_problem_is_asked_is_told(shown: str, is_slip: bool) -> None:
+    asked = f"prompt: 'Clear? {{answer}}', reference_prompt: '{shown}? {{answer}}'"
+    judge = (
+        f"{{name: external-judge, options: {{url: 'http://127.0.0.1:9/v1', model: m, {asked}}}}}"
+    )
+    rewards = f"experts.reasoning.domain.rewards=[{{name: math, outcome: true}}, {judge}]"
+    recipe = load_recipe("cpu-smoke", [rewards, "determinism=close"])
+    said = [
+        line
+        for line in cautions(recipe, plan_post_train(recipe))
+        if "reference_prompt: none of " in line
+    ]
+    assert len(said) == is_slip

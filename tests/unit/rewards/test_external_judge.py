@@ -273,3 +273,17 @@ async def test_scores_while_a_policy_trains_ask_the_outcome_alone() -> None:
 def test_a_key_that_is_not_set_is_named() -> None:
     with pytest.raises(InputError, match="refers to NO_SUCH_KEY, which is not set here"):
         ExternalJudge.of_options({**ASK, "url": "https://a.test", "key": "secret:NO_SUCH_KEY"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": "{answer} {rubric}", "reference_prompt": "{answer}, {rubric}"},
+         "reference_prompt: shows nothing that `prompt` does not"),
+        ({"vote_score": "median"}, "vote_score: one vote has no median"),
+        ({"choices": {"a": 1, "b": 0}}, "scale: `choices` are scores already"),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_change_nothing_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ExternalJudgeSettings.model_validate({**ASK, "url": "http://127.0.0.1:9/v1", **options})

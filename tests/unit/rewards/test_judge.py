@@ -377,15 +377,6 @@ def test_a_prompt_shows_the_criteria_of_the_row() -> None:
             {"prompt": "{answer}", "pattern": "a", "reference_prompt": "{rubric}"},
             "reference_prompt: it shows nothing of what is judged",
         ),
-        (
-            {**ASK, "prompt": "{answer} {rubric}", "reference_prompt": "{answer}, {rubric}"},
-            "reference_prompt: shows nothing that `prompt` does not",
-        ),
-        ({**ASK, "vote_score": "median"}, "vote_score: one vote has no median"),
-        (
-            {"prompt": "{answer}", "choices": {"a": 1, "b": 0}, "scale": [0, 5]},
-            "scale: `choices` are scores already",
-        ),
         ({"prompt": "{answer}"}, "write `pattern` or `choices`"),
         ({**ASK, "votes": 3}, "at temperature 0 all 3 would say the same"),
         (

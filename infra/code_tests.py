@@ -89,7 +89,10 @@ def _fault(asserts: str, entry_point: str) -> str:
     if not (
         entry_point or undefined or any(isinstance(n, ast.Import | ast.ImportFrom) for n in nodes)
     ):
-        return "calls no name that it does not define; name the tested function as `entry_point`"
+        return (
+            "its asserts ask nothing of the answer: they call no name that they do not define; name"
+            " the tested function as `entry_point`"
+        )
     is_testing = (ast.Assert, ast.Raise)
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     names = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}

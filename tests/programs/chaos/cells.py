@@ -135,6 +135,9 @@ PARTS = (
     Part("mlflow", "restart", _LONG),
     Part("ray-head", "restart", _LONG),
     Part("whole-stack", "restart", MOMENTS[:-1]),
+    Part("real-job", "kill", ("mid-generation",), "job", "real"),
+    Part("real-rank", "kill", ("mid-train", "mid-checkpoint"), "rank", "real"),
+    Part("real-whole-stack", "restart", ("mid-train",), "whole-stack", "real"),
 )
 """job: the stage's driver. rank: a trainer rank. server: an SGLang server. owner: the actor that
 owns the devices. flow: the process that runs the recipe. sandbox: a tool's program.

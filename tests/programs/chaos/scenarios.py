@@ -46,6 +46,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "expert": Scenario(),
     "union": Scenario(flow="post-train", begins_as="expert", shared=("base", "sft", "rl")),
     "agent": Scenario(file="agent.yaml"),
+    "real": Scenario(file="real.yaml"),
     "mixture": Scenario(changes=("base.random.experts=4",)),
     "wide": Scenario(
         changes=(
@@ -88,7 +89,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
 }
 """expert: one expert, a rank, a server. union: the same in the whole pipeline. agent: turns with
-tools, and a reward that asks a process of its own. mixture: a base with experts. wide: two ranks
-and two servers. overlapped: one expert that samples while it trains. workers: rollouts in two Ray
-actors; what they have to end with is what a run without them made. scored: held-out problems while
-it trains. replay: a stage that sampled while it trained, trained again from its rollouts"""
+tools, and a reward that asks a process of its own. real: SmolLM2-135M. mixture: a base with
+experts. wide: two ranks and two servers. overlapped: one expert that samples while it trains.
+workers: rollouts in two Ray actors; what they have to end with is what a run without them made.
+scored: held-out problems while it trains. replay: a stage that sampled while it trained, trained
+again from its rollouts"""

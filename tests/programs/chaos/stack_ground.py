@@ -44,9 +44,9 @@ class StackGround(Ground):
         return done.returncode
 
     def hit(self, cell: Cell, store: Path, flow: subprocess.Popen[bytes]) -> bool:
-        if cell.part == "whole-stack":  # the command that looks on dies with its machine
+        if cell.target == "whole-stack":  # the command that looks on dies with its machine
             flow.kill()
-        return self.kill_service(cell.part)
+        return self.kill_service(cell.target)
 
     def kill_service(self, part: str) -> bool:
         """Kill a service with all that it started; False when there is nothing of it."""

@@ -54,6 +54,11 @@ _IN_AN_ADDRESS = (
 )
 
 
+def is_reference(text: str) -> bool:
+    """Whether a text is `secret:NAME`."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
 def secret_names(value: Any) -> set[str]:
     """The secrets that a value of any depth refers to."""
     return {found[1] for _, text in texts(value) if (found := _REFERENCE.fullmatch(text))}

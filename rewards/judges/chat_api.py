@@ -30,6 +30,7 @@ from pydantic import (
     JsonValue,
     NonNegativeFloat,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -40,7 +41,7 @@ from infra.data_files.remembered import forget_unused
 from infra.errors import EngineError, InputError, OutOfReach
 from infra.home import home
 from infra.outages import Outage, waiting_for
-from infra.secret_references import resolved, secret_names
+from infra.secret_references import is_reference, resolved, secret_names
 from rewards.judges.judge_prompt import SHOWN
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class ChatApiSettings(Config):
     """where the API begins, e.g. https://api.example.com/v1; `/chat/completions` is added"""
     model: str
     """as the API calls it"""
-    key: str = Field(default="", pattern=r"^(secret:[A-Z][A-Z0-9_]*)?$")
+    key: str = ""
     """`secret:NAME`, which stands for the environment variable NAME; empty: it asks for none"""
     token_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     """what the API calls that bound"""
@@ -90,6 +91,16 @@ class ChatApiSettings(Config):
     cache: bool = True
     """whether an answer is kept in this home until nobody asks for it for 30 days: the same
     question is not paid for twice"""
+
+    @field_validator("key")
+    @classmethod
+    def _is_reference(cls, key: str) -> str:
+        if key and not is_reference(key):
+            raise ValueError(
+                "a key stands in an environment variable, in capitals, and here `secret:NAME`"
+                " stands for it"
+            )
+        return key
 
     @model_validator(mode="after")
     def _has_an_address(self) -> Self:

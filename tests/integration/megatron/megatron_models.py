@@ -43,7 +43,7 @@ def make_model(name: str, folder: Path) -> Any:
 
     family, changes = VARIANTS.get(name, (name, {}))
     config = hf_config(family, **{"tie_word_embeddings": family in ("qwen3", *WINDOWED)} | changes)
-    torch.manual_seed(3)
+    torch.manual_seed(4)  # no router of a family is near a tie on the tests' tokens
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -165,7 +165,9 @@ def test_a_server_and_the_trainer_agree_on_what_was_kept(ranks: Ranks, tmp_path:
 async def asked(url: str, prompts: list[list[int]], keep: Keep, max_batch: int) -> list[Generation]:
     """Beside as many turns that are sampled from all tokens."""
     async with GenerationClient(url, max_batch=max_batch) as client:
-        how = [Sampling(24, TEMPERATURE, each, seed=i) for i in range(6) for each in (keep, None)]
+        how = [
+            Sampling(24, TEMPERATURE, keep=each, seed=i) for i in range(6) for each in (keep, None)
+        ]
         turns = zip([ids for ids in prompts for _ in range(2)], how, strict=True)
         said = await asyncio.gather(*(client.generate(ids, sampling) for ids, sampling in turns))
     assert all(free.kept is None for free in said[1::2])

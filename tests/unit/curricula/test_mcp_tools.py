@@ -111,8 +111,14 @@ async def asked(episode: Any, tool: str, /, **arguments: Any) -> str:
 
 
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [p for p in found if "shop.py" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children(recursive=True) if is_server(p)]
+
+
+def is_server(process: psutil.Process) -> bool:
+    try:
+        return "shop.py" in " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):  # it ends just now
+        return False
 
 
 async def test_each_episode_has_a_server_of_its_own_that_ends_with_it(

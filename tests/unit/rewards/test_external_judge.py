@@ -219,7 +219,7 @@ async def test_an_answer_may_be_text() -> None:
     [
         ({"url": "api.test/v1"}, "is no address; write https://HOST/v1"),
         ({"url": "http://api.test/v1", "key": "secret:A"}, "would send the key in clear text"),
-        ({"key": "sk-12345"}, "String should match pattern"),
+        ({"key": "sk-12345"}, "here `secret:NAME` stands for it"),
         ({"body": {"stream": True}}, "body: stream is set already"),
         ({"body": {"user": "secret:A"}}, "body: secret:A would be sent as it is"),
         ({"prompt": "{question}"}, "shows nothing of what is judged"),

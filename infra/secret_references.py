@@ -110,6 +110,14 @@ def plain_address(url: str) -> str:
     return url
 
 
+def without_variables(text: str, environment: Mapping[str, str]) -> str:
+    """What a program wrote, with names in place of the secrets of its environment."""
+    for name, held in environment.items():
+        if len(held) >= _WORD and is_secret_variable(name, held):
+            text = text.replace(held, f"${name}")
+    return text
+
+
 def without_secrets(text: str, options: Any) -> str:
     """A text that a part or a server wrote, with references in place of what they stand for."""
     for name in secret_names(options):
@@ -121,7 +129,7 @@ def without_secrets(text: str, options: Any) -> str:
 
 
 _WORD = 8
-"""characters of a part of a secret that nothing else is"""
+"""characters of a secret, or of a part of one, that nothing else is"""
 
 
 def written_secrets(settings: Any) -> Iterator[str]:

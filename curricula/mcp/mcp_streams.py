@@ -31,8 +31,9 @@ from infra.errors import InputError
 from infra.json_text import json_bytes
 from infra.processes.children import MARK_VARIABLE
 from infra.sandbox.kinds import bubblewrap
-from infra.sandbox.python import scratch_folder
+from infra.sandbox.python import make_scratch_folder
 from infra.sandbox.sandbox import WORK_ENVIRONMENT, Limits, Sandbox
+from infra.sandbox.trees import remove
 from infra.secret_references import header_texts, resolved
 from infra.user_files import program_files
 
@@ -114,8 +115,8 @@ class McpStreams:
             command[0] = sys.executable
         names = ("PATH", "HOME", "LANG", "USER", "TMPDIR", MARK_VARIABLE)
         inherited = {name: os.environ[name] for name in names if name in os.environ}
-        with scratch_folder() as name:
-            folder = Path(name)
+        folder = Path(await asyncio.to_thread(make_scratch_folder))
+        try:
             for path, content in self._files.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
@@ -140,6 +141,8 @@ class McpStreams:
                 self.said = said.result() if said.done() else ""
                 for task in ending:
                     task.cancel()
+        finally:
+            await asyncio.to_thread(remove, str(folder))
 
     @asynccontextmanager
     async def _in_sandbox(self) -> AsyncGenerator[tuple[asyncio.StreamReader, Any]]:

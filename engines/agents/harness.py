@@ -36,6 +36,7 @@ from infra.sandbox.sandbox import (
     SandboxResult,
     inside,
 )
+from infra.secret_references import without_variables
 from infra.user_files import program_files
 
 PORT = 8080
@@ -165,7 +166,8 @@ class Harness:
                 reason = "a limit on memory, disk or CPU, or a signal, ended it"
             case "error":
                 reason = f"exit code {result.exit_code}"
-        said = (result.stderr.strip() or result.stdout.strip())[-_SHOWN:]
+        said = result.stderr.strip() or result.stdout.strip()
+        said = without_variables(said, self._env)[-_SHOWN:]
         return End(Status.FAILED, f"harness: {reason}" + (f": {said}" if said else ""))
 
     def _collected(self, box: Sandbox) -> dict[str, str]:
@@ -177,7 +179,7 @@ class Harness:
                 content = box.read(name, left)
             except (SandboxLost, SandboxRefused):
                 continue
-            found[name] = content.decode(errors="replace")
+            found[name] = without_variables(content.decode(errors="replace"), self._env)
             left -= len(content)
         return found
 

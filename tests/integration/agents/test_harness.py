@@ -112,6 +112,22 @@ async def test_how_a_rollout_ends(
     assert (rollout.status, rollout.transcript.reason) == (status, reason)
 
 
+async def test_a_secret_that_a_program_writes_is_kept_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "canary-123456")
+    tells = (
+        "import os, sys\ntext = os.environ['TOKEN'] + os.environ['PLAIN_KEY']\n"
+        "open('a.txt', 'w').write(text)\nsys.exit(text)"
+    )
+    rollout = await run(
+        lambda prompt: "four", command=["python", "-c", ASKS + tells], collect=["a.txt"],
+        env={"TOKEN": "secret:SHOP_TOKEN", "PLAIN_KEY": "none"},
+    )  # fmt: skip
+    assert rollout.transcript.files == {"a.txt": "$TOKENnone"}
+    assert rollout.transcript.reason == "harness: exit code 1: $TOKENnone"
+
+
 def test_wrong_options_are_named() -> None:
     for options, said in (
         ({"command": "python x.py"}, "give a list"),

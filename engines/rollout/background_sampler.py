@@ -24,8 +24,9 @@ from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.tickets import OnStale, Ticket
 from engines.types import Group
+from infra.processes.coroutines import end_tasks
 
-_CANCEL_S = 30.0
+CANCEL_S = 30.0
 """what rollouts that are ended may take to close their environments"""
 _FILE = "tickets.json"
 
@@ -73,11 +74,7 @@ class BackgroundSampler:
 
     async def __aexit__(self, *_: object) -> None:
         self._is_closing = True
-        tasks = [rolling.task for rolling in self._rolling.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CANCEL_S)
+        await end_tasks([rolling.task for rolling in self._rolling.values()], CANCEL_S)
 
     async def groups_for(self, tickets: Collection[int] | None) -> Sampled:
         """Return when groups for a step wait, all of them durable: those of `tickets`, if they are

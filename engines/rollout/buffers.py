@@ -109,9 +109,18 @@ class GroupBuffer:
 
     def is_fresh(self, group: Group, updates: int = 0) -> bool:
         """Whether it may still be trained on after that many more updates."""
-        versions = [s.weight_versions.oldest for s in group.samples if s.num_trained_tokens]
         trained_at = self._policy.version + updates
-        return trained_at - min(versions, default=trained_at) <= self.max_staleness
+        return trained_at - _oldest(group, trained_at) <= self.max_staleness
+
+    def versions(self) -> dict[int, int]:
+        """Those of the oldest tokens of what waits for its first step, by ticket."""
+        return {group.ticket: _oldest(group, self._policy.version) for group in self._waiting}
+
+
+def _oldest(group: Group, default: int) -> int:
+    """The version of its oldest token; the default where none can be trained on."""
+    versions = [s.weight_versions.oldest for s in group.samples if s.num_trained_tokens]
+    return min(versions, default=default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,6 @@ class TakeRule(Protocol):
 def summary(group: Group, version: int, times_taken: int) -> WaitingGroup:
     """`version` is the policy's now."""
     kept = [s for s in one_per_rollout(group.samples) if s.status in TRAINABLE]
-    versions = [s.weight_versions.oldest for s in group.samples if s.num_trained_tokens]
     return WaitingGroup(
         ticket=group.ticket,
         domain=group.problem.domain,
@@ -161,7 +169,7 @@ def summary(group: Group, version: int, times_taken: int) -> WaitingGroup:
         rewards=tuple(s.reward for s in kept),
         outcomes=tuple(s.rewards.get("outcome", 0.0) for s in kept),
         num_tokens=sum(s.num_trained_tokens for s in group.samples),
-        age=version - min(versions, default=version),
+        age=version - _oldest(group, version),
         times_taken=times_taken,
     )
 
@@ -205,6 +213,9 @@ class ChoosingBuffer(GroupBuffer):
 
     def __len__(self) -> int:
         return sum(group.ticket not in self._times for group in self._waiting)
+
+    def versions(self) -> dict[int, int]:
+        return {t: version for t, version in super().versions().items() if t not in self._times}
 
     def take(self, recorded: Sequence[int] | None = None) -> list[Group]:
         self.fault = ""

@@ -7,6 +7,8 @@ weights, and the order of events is the same in every run.
                   ▲                                                    │
                   └─────────── while too few groups wait ◀─────────────┘
 
+With a RoundSampler they take turns, too, and rollouts that are not over go on in the next step.
+
 Above 0 a BackgroundSampler goes on sampling while the trainer trains and publishes. A step takes
 the oldest tickets of those that are finished, at most `max_staleness` versions old. Which these are
 depends on the clock, so the take log is what a repeated step follows.
@@ -26,6 +28,7 @@ from engines.rollout.consumer import Consumer, StepResult, at_once
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
+from engines.rollout.round_sampler import RoundSampler
 from infra.timeline import TRAINER, span
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]
@@ -41,7 +44,7 @@ class Loop:
     takes: TakeLog
     consumer: Consumer
     policy: PolicyVersion
-    sampler: BackgroundSampler
+    sampler: BackgroundSampler | RoundSampler
     trained: TrainedRollouts | None = None
     """where the rollouts that are trained on are kept, if they are"""
 
@@ -59,15 +62,27 @@ class Loop:
         awaited while groups wait and the trainer is still as the last step left it. An error of
         either side is raised as it is.
         """
-        run = self._sample_beside if self.buffer.max_staleness else self._take_turns
-        await run(range(first, last + 1), after_step, before_update)
+        steps = range(first, last + 1)
+        if isinstance(self.sampler, RoundSampler):
+            async with self.sampler as rounds:
+                await self._take_turns(steps, rounds.fill, after_step, before_update)
+        elif self.buffer.max_staleness:
+            await self._sample_beside(self.sampler, steps, after_step, before_update)
+        else:
+            await self._take_turns(
+                steps, lambda steps_left: fill(self.producer), after_step, before_update
+            )
 
     async def _take_turns(
-        self, steps: range, after_step: AfterStep, before_update: BeforeUpdate
+        self,
+        steps: range,
+        fill: Callable[[int], Awaitable[Sampled]],
+        after_step: AfterStep,
+        before_update: BeforeUpdate,
     ) -> None:
         for step in steps:
             with span(TRAINER, "wait", step=step):
-                sampled = await fill(self.producer)
+                sampled = await fill(steps.stop - step)
             await before_update()
             result = await self._update(step, sampled)
             self._drop_stale(result)
@@ -75,9 +90,12 @@ class Loop:
                 return
 
     async def _sample_beside(
-        self, steps: range, after_step: AfterStep, before_update: BeforeUpdate
+        self,
+        sampler: BackgroundSampler,
+        steps: range,
+        after_step: AfterStep,
+        before_update: BeforeUpdate,
     ) -> None:
-        sampler = self.sampler
         sampler.trained = steps.start - 1
         async with sampler:
             for step in steps:

@@ -103,6 +103,9 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "trainer_idle_seconds": sampled.waited_seconds,
         "step_seconds": sampled.waited_seconds + result.train_seconds + result.publish_seconds,
     }
+    if sampled.unfinished is not None:
+        values["rollouts_unfinished"] = float(sampled.unfinished.rollouts)
+        values["tokens_unfinished"] = float(sampled.unfinished.tokens)
     values |= _filtered(sampled.filtered)
     values |= _shares("tokens_lag", result.token_lags)
     values |= _shares("staleness", Counter(staleness))

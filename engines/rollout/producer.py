@@ -17,12 +17,12 @@ from itertools import islice
 
 from engines.algorithms.spec import Keep
 from engines.rollout.buffers import GroupBuffer
+from engines.rollout.drivers.pace import Pace, Unfinished
 from engines.rollout.filters import AskFilter, Drop
-from engines.rollout.group_judging import judge_together
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.journals import Finished, RolloutJournal, TicketTurns, TurnJournal
 from engines.rollout.records.take_log import Take
-from engines.rollout.roller import RollsGroups
+from engines.rollout.roller import RollsGroups, judge_together
 from engines.rollout.tickets import Admission, Ticket, TicketSource
 from engines.types import TRAINABLE, Group
 from engines.weight_versions import NO_VERSION, WeightVersions
@@ -38,7 +38,8 @@ class Sampled:
     kept: list[Group] = field(default_factory=list[Group])
     """those of them that can teach"""
     waves: int = 0
-    """0 where sampling goes on beside training"""
+    """in which problems were drawn, or rounds of rollouts that go on in later steps; 0 where
+    sampling goes on beside training"""
     seconds: float = 0.0
     """wall time of generation and judging"""
     waited_seconds: float = 0.0
@@ -49,6 +50,8 @@ class Sampled:
     """of the others' tokens, those of turns that an earlier attempt had taken"""
     rolling: int = 0
     """tickets still under way"""
+    unfinished: Unfinished | None = None
+    """of these, where their rollouts wait for the next step"""
     stale: int = 0
     """tickets that took too long: their rollouts are older than may be trained on"""
     filtered: Counter[str] = field(default_factory=Counter[str])
@@ -114,20 +117,24 @@ class Producer:
         if self._turns is not None:
             await self._turns.recover(first)
 
-    async def roll(self, ticket: Ticket) -> Group:
-        """A ticket's rollouts, judged, and durable soon. Raises EngineError."""
+    async def roll(
+        self, ticket: Ticket, pace: Pace | None = None, temperature: float | None = None
+    ) -> Group:
+        """A ticket's rollouts, judged, and durable soon; at the present temperature, if not at
+        another one. Raises EngineError."""
         with span(TICKETS, f"ticket {ticket.number}", problem=ticket.problem.id):
             rollouts = await self._roller.roll_group(
                 ticket.domain,
                 ticket.problem,
                 ticket.group_size or self._group_size,
-                temperature=self.temperature,
+                temperature=self.temperature if temperature is None else temperature,
                 group_id=ticket.group_id,
                 seed_name=ticket.group_id,
                 known=self._known_of(ticket),
                 on_finished=lambda rollout: self._keep(ticket, rollout),
                 turns=self._turns_of(ticket),
                 keep=self._within,
+                pace=pace,
             )
             rollouts = await judge_together(ticket.domain, rollouts)
         samples = [sample for rollout in rollouts for sample in rollout.samples]
@@ -141,9 +148,11 @@ class Producer:
             return Drop("nothing_trainable")
         return await self._filter(group)
 
-    async def roll_and_filter(self, ticket: Ticket) -> tuple[Group, Drop | None]:
+    async def roll_and_filter(
+        self, ticket: Ticket, pace: Pace | None = None, temperature: float | None = None
+    ) -> tuple[Group, Drop | None]:
         """A ticket's group, and why it may not be trained on. Raises EngineError."""
-        group = await self.roll(ticket)
+        group = await self.roll(ticket, pace, temperature)
         return group, await self.drop_of(group)
 
     async def roll_wave(self, tickets: Sequence[Ticket]) -> list[tuple[Group, Drop | None]]:

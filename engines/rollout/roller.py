@@ -4,7 +4,9 @@
 
 A driver, an environment or a reward that raises makes a FAILED rollout, which is recorded and
 never trained on; so does a problem that the chat template cannot write. A lost engine is none of
-these: EngineError passes through and ends the stage. How many rollouts of a sweep over many
+these: EngineError passes through and ends the stage. What rewards of whole groups add comes once
+all rollouts of a problem are over; the journal has them as they were before, so a resumed stage has
+the group judged again. How many rollouts of a sweep over many
 problems are under way at once is its `Window`'s to say:
 
     problems ──▶ take(samples) ──▶ rolled out ──▶ give_back ──▶ the next problem begins
@@ -14,17 +16,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.drivers.pace import Pace, RolloutPace
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.metrics import UNWRITTEN
-from engines.rollout.protocols import ChatFormat, Generate
+from engines.rollout.protocols import ChatFormat, Generate, Judgement
 from engines.rollout.records.journals import Finished, TicketTurns, prompt_checksum
 from engines.sglang.spec import MOST_RUNNING
-from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
+from engines.types import VETOED, Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError, TributaryError
 from infra.json_text import reason_text
 from infra.processes.coroutines import is_told_to_end
@@ -80,6 +85,7 @@ class RollsGroups(Protocol):
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
         keep: Keep | None = None,
+        pace: Pace | None = None,
     ) -> list[Rollout]:
         """See `Roller.roll_group`. Cancelled, it ends its rollouts. Raises EngineError."""
         ...
@@ -123,23 +129,33 @@ class Roller:
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
         keep: Keep | None = None,
+        pace: Pace | None = None,
     ) -> list[Rollout]:
         """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
         of one `seed_name` are sampled with the same random numbers.
 
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
-        `on_finished` as they end. `turns` has those that need not be sampled again.
+        `on_finished` as they end. `turns` has those that need not be sampled again. With a `pace`
+        they wait for its rounds.
         """
         problem, prompt_ids, fault = self._written(problem)
         prompt = prompt_checksum(prompt_ids)
+        paces = [pace.begin() if pace is not None else None for _ in range(size)]
 
         async def roll(index: int) -> Rollout:
+            own = paces[index]
+            with own.until_over() if own is not None else nullcontext():
+                return await roll_at(own, index)
+
+        async def roll_at(own: RolloutPace | None, index: int) -> Rollout:
             attempt = Attempt(
                 problem, domain.name, prompt_ids, group_id, index, seed_name, temperature,
                 domain.max_new_tokens, self._seed, self._context_length, top_p, keep,
             )  # fmt: skip
             found = known.get(attempt.rollout_id)
             if found is not None and found.prompt == prompt:
+                if own is not None:
+                    await own.ended(found.round, [s.num_trained_tokens for s in found.samples])
                 return rollout_of(problem, found, written_text(self._chat, found))
             engine = self._generate
             if turns is not None:
@@ -147,8 +163,9 @@ class Roller:
             if fault:
                 rollout = _failed(SessionHost(engine, self._chat, attempt), fault)
             else:
-                rollout = await self._roll_out(domain, attempt, engine)
-            on_finished(Finished(rollout.samples, rollout.transcript.messages, prompt))
+                rollout = await self._roll_out(domain, attempt, engine, own)
+            round = pace.round if pace is not None else 1
+            on_finished(Finished(rollout.samples, rollout.transcript.messages, prompt, round))
             return rollout
 
         tasks = [asyncio.create_task(roll(i), name=f"rollout {group_id}#{i}") for i in range(size)]
@@ -169,14 +186,15 @@ class Roller:
                 words = f"{type(error).__name__}: {words}"
             return problem, [], f"{UNWRITTEN}{at}: {words}"
 
-    async def _roll_out(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
+    async def _roll_out(
+        self, domain: LiveDomain, attempt: Attempt, engine: Generate, pace: RolloutPace | None
+    ) -> Rollout:
         """One rollout, judged. Raises EngineError."""
-        rollout = await self._drive(domain, attempt, engine)
+        rollout = await self._drive(domain, SessionHost(engine, self._chat, attempt, pace), attempt)
         await _judge(domain, rollout)
         return rollout
 
-    async def _drive(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
-        sessions = SessionHost(engine, self._chat, attempt)
+    async def _drive(self, domain: LiveDomain, sessions: SessionHost, attempt: Attempt) -> Rollout:
         try:
             # a driver may be a user's, who may return anything
             run = domain.driver.run(attempt.problem, sessions)
@@ -285,3 +303,46 @@ def _write(samples: tuple[Sample, ...], **fields: Any) -> None:
         for name, value in fields.items():
             setattr(sample, name, value)
         sample.reason = reason_text(sample.reason)
+
+
+_JUDGED = (Status.COMPLETED, Status.TRUNCATED)
+
+
+async def judge_together(domain: LiveDomain, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts of one problem with what the domain's rewards of groups say. Where these give no
+    verdict, all that they were asked about become failed ones."""
+    asked = [rollout for rollout in rollouts if rollout.status in _JUDGED]
+    if domain.group_judge is None or not asked:
+        return list(rollouts)
+    with span(JUDGES, asked[0].samples[0].group_id):
+        judgements = await domain.group_judge.judge([rollout.transcript for rollout in asked])
+    said = {rollout.id: each for rollout, each in zip(asked, judgements, strict=True)}
+    return [_with(rollout, said.get(rollout.id)) for rollout in rollouts]
+
+
+def _with(rollout: Rollout, judgement: Judgement | None) -> Rollout:
+    if judgement is None:
+        return rollout
+    samples = tuple(_judged(sample, judgement) for sample in rollout.samples)
+    return Rollout(samples, rollout.transcript)
+
+
+def _judged(sample: Sample, judgement: Judgement) -> Sample:
+    if judgement.failed:
+        failed, reason = Status.FAILED, reason_text(judgement.reason)
+        return replace(
+            sample,
+            status=failed,
+            reason=reason,
+            reward=0.0,
+            rewards={},
+            turn_rewards=[],
+            reward_weights={},
+        )
+    return replace(
+        sample,
+        reward=sample.reward + (0.0 if VETOED in sample.rewards else judgement.reward),
+        rewards={**sample.rewards, **judgement.breakdown},
+        reward_weights={**sample.reward_weights, **judgement.weights},
+        reason="; ".join(filter(None, [sample.reason, reason_text(judgement.reason)])),
+    )

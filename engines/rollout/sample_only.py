@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.group_judging import judge_together
 from engines.rollout.records.journals import Finished, RolloutJournal
-from engines.rollout.roller import RollsGroups, Window
+from engines.rollout.roller import RollsGroups, Window, judge_together
 from engines.types import Problem, Rollout
 from infra.errors import EngineError
 

@@ -88,6 +88,21 @@ class Admission:
         together = min(self.groups_per_step / _PARTS_OF_A_STEP, _MOST_AT_ONCE, limit - drawn)
         return 0 if rolling and count < together else count
 
+    def in_rounds(self, *, waiting: int, rolling: int, drawn: int, steps_left: int) -> int:
+        """How many may start beside the `rolling` ones, of which some go on in later steps, when
+        `drawn` were since the last update: none that could not be trained on in time."""
+        in_time = self.groups_per_step * min(self.max_staleness + 1, steps_left)
+        most = min(self._wave(0), in_time) - waiting - rolling
+        return max(0, min(most, self.waves * self._wave(0) - drawn))
+
+    def due(self, versions: Sequence[int], now: int) -> int:
+        """How many of the oldest tickets the next step has to train on, as each step has places for
+        `groups_per_step`. `versions`: in the order of tickets, those of which all that wait or roll
+        began. Example: of Admission(2, max_staleness=1) at version 3, versions [2, 2, 3] -> 2"""
+        steps_left = [version + self.max_staleness - now for version in versions]
+        places = enumerate((self.groups_per_step * left for left in steps_left), 1)
+        return max((count - later for count, later in places), default=0)
+
     def _wave(self, waiting: int) -> int:
         missing = max(0, self.groups_per_step - waiting)
         return math.ceil(missing * self.oversample)

@@ -75,7 +75,7 @@ def _of_stage(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
     if isinstance(settings, RlSettings):
         # 1 is what it is then.
         is_more = settings.oversample != 1 and _is_written(settings, "oversample")
-        if is_more and not settings.drops_groups:
+        if is_more and settings.started_beyond == 1:
             yield (
                 f"{stage.where}.oversample: is not used, as every group is kept: the advantage"
                 f" {settings.algorithm.advantage.kind} and the filter"

@@ -32,7 +32,7 @@ from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.domain import Domain, RewardSpec, ScoredDomain
 from tasks.offline.spec import ROLLOUTS, OfflineSpec
-from tasks.rl.spec import GroupFilterSpec
+from tasks.rl.part_specs import GroupFilterSpec
 from tasks.rollout.spec import RolloutSpec
 from tasks.stage import StageSpec
 from tasks.stage_kinds import PATH_KINDS

@@ -238,7 +238,8 @@ def sharing_problems(stage: PlannedStage) -> Iterator[str]:
     if stage.spec.samples_beside_training:
         yield (
             f"{where} has trainer and servers take turns, and with max_staleness above 0 they work"
-            " at the same time: set `max_staleness: 0`, or `share: false`"
+            " at the same time: set `max_staleness: 0` or `partial_rollout_tokens`, or"
+            " `share: false`"
         )
     if policy.fleet.external:
         yield (

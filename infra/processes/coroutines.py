@@ -7,7 +7,7 @@ import asyncio
 import gc
 import os
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -98,6 +98,14 @@ async def run_both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]
         two.cancel()
         await asyncio.gather(one, two, return_exceptions=True)
         raise
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]], within_s: float) -> None:
+    """Cancel them, and wait so long for what they have to close."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=within_s)
 
 
 def is_told_to_end() -> bool:

@@ -12,24 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from engines.devices.sharing import SeparateDevices, SharedDevices
-from engines.rollout.background_sampler import BackgroundSampler
-from engines.rollout.buffers import GroupBuffer
-from engines.rollout.buffers import build as build_buffer
-from engines.rollout.consumer import BeforePublish, StepResult
-from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.filters import AskFilter, ProcessFilter, in_process
-from engines.rollout.filters import build as build_filter
+from engines.rollout.consumer import StepResult
 from engines.rollout.loop import Loop
 from engines.rollout.metrics import StopRule, counting
-from engines.rollout.producer import Producer
-from engines.rollout.protocols import FILTERS, PolicyVersion
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.records.journals import Notes, RolloutJournal, TurnJournal
-from engines.rollout.records.take_log import TakeLog, TrainedRollouts
-from engines.rollout.roller import RollsGroups
-from engines.rollout.tickets import Admission, TicketSource
-from engines.rollout.tickets import build as build_source
 from engines.sglang.fleet import CacheUse, Fleet, prewarm
 from infra.processes.coroutines import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording, write_trace
@@ -40,10 +27,11 @@ from tasks.rl.curve import more_curves
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.passed_on import is_nothing_mined, pass_on
 from tasks.rl.phases import PhasedTickets, open_phases
-from tasks.rl.spec import RlSettings, RlSpec
+from tasks.rl.spec import RlSpec
+from tasks.rl.stage_loop import data_source_of, loop_of, open_filter
 from tasks.rl.stage_record import RlRecord
 from tasks.rl.temperature import control_of
-from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
+from tasks.rl.trained_roles import Roles, lease_roles
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
 from tasks.served.served_roles import RoleClients
@@ -120,8 +108,10 @@ async def train(spec: RlSpec, context: StageContext, teachers: Teachers | None) 
         record.temperatures = control_of(spec, context, roller, domains, policy)
         evaluation = EvaluationSchedule(schedule, evaluator, context, record, policy)
         stack.push_async_callback(evaluation.close)
-        source = phases or _data_source(spec, domains, context.checkpoints)
-        loop = _loop(spec, context, source, roller, roles, policy, group_filter, evaluation.finish)
+        source = phases or data_source_of(spec, domains, context.checkpoints)
+        loop = loop_of(
+            spec, context, source, roller, roles, policy, group_filter, evaluation.finish
+        )
         loop.consumer.ask_teachers = teachers.served.ask if teachers else None
         await _resume(context, record, loop, roles, policy, devices, timeline)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
@@ -191,44 +181,6 @@ def _devices(context: StageContext, roles: Roles, fleet: Fleet) -> SeparateDevic
     if not context.resources.share:
         return SeparateDevices()
     return SharedDevices(roles.groups, fleet, context.reporter.warn)
-
-
-def _loop(
-    spec: RlSpec,
-    context: StageContext,
-    source: TicketSource,
-    roller: RollsGroups,
-    roles: Roles,
-    policy: PublishedPolicy,
-    group_filter: AskFilter,
-    before_publish: BeforePublish,
-) -> Loop:
-    """The parts of the stage's loop, as at its beginning."""
-    settings = spec.settings
-    buffer = _buffer(spec, policy)
-    producer = Producer(
-        source=source,
-        admission=Admission(
-            groups_per_step=settings.problems_per_step,
-            oversample=settings.oversample if settings.drops_groups else 1.0,
-            waves=1 + settings.refill_rounds,
-            max_staleness=settings.max_staleness,
-        ),
-        roller=roller,
-        buffer=buffer,
-        policy=policy,
-        group_size=settings.group_size,
-        temperature=settings.algorithm.temperature,
-        keep=settings.algorithm.keep,
-        group_filter=group_filter,
-        journal=RolloutJournal(context.checkpoints),
-        turns=TurnJournal(context.checkpoints),
-    )
-    consumer = consumer_of(roles, settings, policy, before_publish)
-    sampler = BackgroundSampler(producer, buffer, policy, settings.steps, settings.on_stale)
-    trained = TrainedRollouts(context.checkpoints) if settings.keep_rollouts else None
-    takes = TakeLog(context.checkpoints)
-    return Loop(producer, buffer, takes, consumer, policy, sampler, trained)
 
 
 async def _resume(
@@ -358,43 +310,3 @@ def _all(work: Sequence[Callable[[], None]]) -> None:
 
 async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, object]) -> Written:
     return (await run_both(copied, rest))[0]
-
-
-def _data_source(spec: RlSpec, domains: Sequence[LiveDomain], notes: Notes) -> TicketSource:
-    """Raises InputError."""
-    named = spec.settings.data_source
-    return build_source(
-        named.name,
-        named.options,
-        domains,
-        split="rl",
-        seed=spec.seed,
-        start=spec.start,
-        limit=spec.settings.most_problems,
-        is_beside_training=spec.samples_beside_training,
-        notes=notes,
-    )
-
-
-async def open_filter(stack: AsyncExitStack, settings: RlSettings) -> AskFilter:
-    """A filter of the user's own gets a process, which ends with the stack. Raises InputError."""
-    named, needs_spread = settings.group_filter, "spread" in settings.algorithm.needs
-    if named.name in FILTERS:
-        return in_process(build_filter(named.name, named.options, needs_spread))
-    apart = ProcessFilter(named.name, named.options, needs_spread, named.timeout_s)
-    stack.push_async_callback(apart.process.close)
-    await apart.process.start()
-    return apart
-
-
-def _buffer(spec: RlSpec, policy: PolicyVersion) -> GroupBuffer:
-    """Raises InputError."""
-    settings = spec.settings
-    return build_buffer(
-        settings.buffer.name,
-        settings.buffer.options,
-        groups_per_step=settings.problems_per_step,
-        max_staleness=settings.max_staleness,
-        policy=policy,
-        seed=spec.seed,
-    )

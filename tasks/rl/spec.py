@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
-from engines.rollout.protocols import BUFFERS, FILTERS, SOURCES
 from engines.rollout.tickets import OnStale
 from engines.types import Split
 from infra.config import Config, PerStep, Steps
@@ -20,47 +19,10 @@ from tasks.mine.spec import MINED
 from tasks.nothink import NothinkShare, mode_problems
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
+from tasks.rl.part_specs import ROLLOUT_PARTS, BufferSpec, DataSourceSpec, GroupFilterSpec
 from tasks.rl.temperature_rules import EntropyTarget, TemperatureRule, TemperatureSearch
 from tasks.screen.spec import Pool
 from tasks.stage import StageSpec
-
-ROLLOUT_PARTS = ("data_source", "group_filter", "buffer")
-"""the settings that name one"""
-
-
-class DataSourceSpec(HookSpec):
-    """Which problem a ticket stands for."""
-
-    name: str = "in-turns"
-    """built-in name, or `module:attribute` of the user's own"""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (SOURCES.get(self.name, self.name),)
-
-
-class GroupFilterSpec(HookSpec):
-    """Which groups may teach."""
-
-    name: str = "can-teach"
-    """built-in name, or `module:attribute` of the user's own"""
-    timeout_s: PositiveFloat = 60.0
-    """time limit in seconds of one call of your own filter; a group that exceeds it is dropped"""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (FILTERS.get(self.name, self.name),)
-
-
-class BufferSpec(HookSpec):
-    """Which of the groups that wait a step takes, and whether one may be taken again."""
-
-    name: str = "oldest-first"
-    """built-in name, or `module:attribute` of the user's own"""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (BUFFERS.get(self.name, self.name),)
 
 
 class Plateau(Config):
@@ -93,15 +55,22 @@ class Phase(Config):
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
     """problems drawn divided by problems still needed, in each round of generation. Those beyond
-    are rolled out only in place of groups that are dropped, or where a buffer of your own chooses.
-    No effect where every group is kept: with the filter `every`, or with an advantage that does not
-    compare rewards within a group and no filter of another name"""
+    are rolled out only in place of groups that are dropped, where a buffer of your own chooses, or
+    with `partial_rollout_tokens`. Without that no effect where every group is kept: with the filter
+    `every`, or with an advantage that does not compare rewards within a group and no filter of
+    another name"""
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """policy versions that rollouts may be behind when they are trained on. 0: sampling and
     training take turns. k: they go on at the same time, with up to k + 1 steps' groups waiting,
-    under way or being trained on"""
+    under way or being trained on; with `partial_rollout_tokens` they take turns"""
+    partial_rollout_tokens: PositiveInt | None = Field(
+        default=None, exclude_if=lambda tokens: tokens is None
+    )
+    """partial rollouts: each time that all rollouts have written this many more tokens, the step
+    ends if its groups are complete; the others go on in the next step. None: a step waits for all
+    that it began"""
     on_stale: OnStale = "drop"
     """what becomes of a problem whose rollouts took more than `max_staleness` publishes: dropped
     and replaced by another, or rolled out again (`requeue`)"""
@@ -150,6 +119,16 @@ class RlSettings(PolicySettings):
         """No stage draws more problems than this."""
         a_round = math.ceil(self.problems_per_step * self.oversample)
         return self.steps * (1 + self.refill_rounds) * a_round
+
+    @property
+    def samples_beside_training(self) -> bool:
+        return self.max_staleness > 0 and self.partial_rollout_tokens is None
+
+    @property
+    def started_beyond(self) -> float:
+        """Problems that may be begun divided by those that a step needs."""
+        begins_more = self.drops_groups or self.partial_rollout_tokens
+        return self.oversample if begins_more else 1.0
 
     @property
     def drops_groups(self) -> bool:
@@ -235,7 +214,7 @@ class RlSpec(StageSpec):
 
     @property
     def samples_beside_training(self) -> bool:
-        return self.settings.max_staleness > 0
+        return self.settings.samples_beside_training
 
     @property
     def rollout_parts(self) -> Mapping[str, HookSpec]:
@@ -255,11 +234,12 @@ class RlSpec(StageSpec):
                     " the reward 0 and nothing can be learned; leave `weight` out of one"
                 )
             yield from _component_problems(domain, settings)
-        if settings.on_stale == "requeue" and not settings.max_staleness:
+        if settings.on_stale == "requeue" and not settings.samples_beside_training:
             yield (
-                "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
-                " `max_staleness`"
+                "on_stale: no rollout is ever too old where sampling and training take turns; leave"
+                " it out, or raise `max_staleness`, without `partial_rollout_tokens`"
             )
+        yield from _partial_rollout_problems(settings, self.domains)
         names = [domain.name for domain in self.domains]
         yield from mode_problems(settings.nothink_share, names, settings.algorithm.advantage)
         yield from critic_problems(settings)
@@ -307,12 +287,46 @@ def critic_problems(settings: RlSettings) -> Iterator[str]:
         )
 
 
+_BY_THE_CLOCK = ("harness", "library")
+"""drivers whose programs may take so long in all"""
+
+
+def _partial_rollout_problems(settings: RlSettings, domains: Sequence[Domain]) -> Iterator[str]:
+    tokens = settings.partial_rollout_tokens
+    if tokens is None:
+        return
+    if not settings.max_staleness:
+        yield (
+            "partial_rollout_tokens: a rollout that goes on in the next step has tokens of older"
+            " weights, and max_staleness 0 allows none; set `max_staleness: 1` or more"
+        )
+    if settings.oversample == 1:
+        yield (
+            "partial_rollout_tokens: with oversample 1 a step begins no more than it needs, so none"
+            " of it is left to the next; raise `oversample`"
+        )
+    for domain in domains:
+        if domain.driver.name in _BY_THE_CLOCK:
+            yield (
+                f"partial_rollout_tokens: programs of the driver {domain.driver.name} (domain"
+                f" {domain.name}) have a time limit, which goes on while a rollout waits; leave it"
+                " out, and sample beside training"
+            )
+    longest = max(domain.max_new_tokens for domain in domains)
+    if longest <= tokens:
+        yield (
+            f"partial_rollout_tokens: {tokens} is no less than a rollout has, at most {longest} by"
+            " `max_new_tokens`, so none is ever partial; lower it, or leave it out"
+        )
+
+
 def _phase_problems(settings: RlSettings) -> Iterator[str]:
     phases = settings.phases or []
-    if phases and settings.max_staleness:
+    if phases and settings.samples_beside_training:
         yield (
             "phases: above max_staleness 0 the clock decides which tickets a phase has, so a"
-            " resumed stage would draw other problems; set `max_staleness: 0`"
+            " resumed stage would draw other problems; set `max_staleness: 0`, or"
+            " `partial_rollout_tokens`"
         )
     if phases and settings.data_source != DataSourceSpec():
         yield "phases: they say which problems are drawn; leave `data_source` out"
@@ -346,11 +360,11 @@ def _temperature_problems(settings: RlSettings) -> Iterator[str]:
         return
     if search is None:
         return
-    if settings.max_staleness:
+    if settings.samples_beside_training:
         yield (
             "temperature_search: above max_staleness 0 the clock decides which outcomes a step has,"
-            " so a resumed stage would search at another one; set `max_staleness: 0`, or write"
-            " `kind: entropy`"
+            " so a resumed stage would search at another one; set `max_staleness: 0` or"
+            " `partial_rollout_tokens`, or write `kind: entropy`"
         )
     if 2 * search.window >= settings.steps:
         yield (

@@ -92,6 +92,9 @@ class RolloutWorkerActor:
     async def roll(self, request: RollRequest) -> None:
         self._opened.roll(request)
 
+    async def begin_round(self, number: int, round: int) -> None:
+        self._opened.begin_round(number, round)
+
     async def cancel(self, number: int) -> None:
         self._opened.cancel(number)
 

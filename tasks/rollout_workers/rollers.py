@@ -77,6 +77,9 @@ class RayWorker:
         """Raises WorkerLost."""
         await self._answer(self._actor.roll.remote(request), SILENT_S)
 
+    def begin_round(self, number: int, round: int) -> None:
+        self._actor.begin_round.remote(number, round)
+
     def cancel(self, number: int) -> None:
         self._actor.cancel.remote(number)
 

@@ -12,6 +12,7 @@ from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog, TrainedRollouts
+from engines.rollout.round_sampler import RoundSampler
 from engines.step_inputs import TrainedStep
 from engines.weights.transport import PublishReport
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
@@ -95,7 +96,7 @@ class Parts:
         self, say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0, notes=None,
         critic=None, critic_only_steps=0, algorithm=None, on_stale="drop",
         delay=lambda _: 1, waves=1, journal=None, keeps=False, domains=None,
-        before_publish=at_once, **more,
+        before_publish=at_once, round_tokens=None, **more,
     ):  # fmt: skip
         self.policy = Policy(say, delay)
         self.policy.version = version
@@ -116,9 +117,12 @@ class Parts:
             before_publish=before_publish,
         )
         self.takes = TakeLog(self.notes)
-        self.sampler = BackgroundSampler(
-            self.producer, self.buffer, self.trainer, 0, on_stale=on_stale
-        )
+        if round_tokens is None:
+            self.sampler = BackgroundSampler(
+                self.producer, self.buffer, self.trainer, 0, on_stale=on_stale
+            )
+        else:
+            self.sampler = RoundSampler(self.producer, self.buffer, self.trainer, round_tokens)
         self.loop = Loop(
             self.producer, self.buffer, self.takes, consumer, self.trainer, self.sampler,
             TrainedRollouts(self.notes) if keeps else None,
@@ -142,7 +146,8 @@ class Parts:
             await after_each()
             return result.step == stop_after
 
-        self.sampler.steps = steps
+        if isinstance(self.sampler, BackgroundSampler):
+            self.sampler.steps = steps
         run = self.loop.run(first=first, last=steps, after_step=after_step, **more)
         await asyncio.wait_for(run, 10)
         return results

@@ -10,12 +10,14 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import orjson
 
 from engines.algorithms.spec import Keep
+from engines.rollout.drivers.pace import RolloutPace
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.metrics import FILLS_CONTEXT
 from engines.rollout.protocols import ChatFormat, Generate
@@ -103,10 +105,18 @@ class Turn:
 class SessionHost:
     """Of one rollout. Sessions may take turns at the same time."""
 
-    def __init__(self, generate: Generate, chat: ChatFormat, attempt: Attempt) -> None:
+    def __init__(
+        self,
+        generate: Generate,
+        chat: ChatFormat,
+        attempt: Attempt,
+        pace: RolloutPace | None = None,
+    ) -> None:
+        """Without a `pace` it writes as much at once as its budget has."""
         self.chat = chat
         self._generate = generate
         self._attempt = attempt
+        self._pace = pace
         self._context = attempt.context_length - _CONTEXT_RESERVE
         self._sessions: list[TokenSession] = []
         self._turns: list[int] = []
@@ -187,8 +197,8 @@ class SessionHost:
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
 
     async def _write(self, session: TokenSession, most: int, is_last: bool) -> Finish:
-        """Have the policy write up to `most` tokens. An engine that interrupts a turn is asked to
-        go on from the tokens so far: draws hang on positions, so it goes on as it would have."""
+        """Have the policy write up to `most` tokens. Where engine or pace interrupt a turn, it
+        goes on from the tokens so far: as it would have, as draws hang on positions."""
         self._under_way += 1
         try:
             return await self._write_on(session, most, is_last)
@@ -201,10 +211,13 @@ class SessionHost:
         self._promised += most  # also between interruptions: nobody else may take it
         try:
             while True:
-                generation = await self._sampled(session, most, seed, is_last)
+                async with self._piece(session, most) as piece:
+                    is_end = is_last and piece == most
+                    generation = await self._sampled(session, piece, seed, is_end)
                 most -= len(generation.token_ids)
                 self._promised -= len(generation.token_ids)
-                if generation.finish != "abort":
+                is_cut = generation.finish == "length" and len(generation.token_ids) == piece
+                if generation.finish != "abort" and not (is_cut and most):
                     return generation.finish
                 if most < 1:
                     return "length"
@@ -215,10 +228,16 @@ class SessionHost:
         finally:
             self._promised -= most
 
+    def _piece(self, session: TokenSession, most: int) -> AbstractAsyncContextManager[int]:
+        """-> how many of `most` tokens may be asked for at once."""
+        if self._pace is None:
+            return nullcontext(most)
+        return self._pace.piece(session.num_generated, most)
+
     async def _sampled(
         self, session: TokenSession, most: int, seed: int, is_last: bool
     ) -> Generation:
-        return await session.turn(
+        made = await session.turn(
             Sampling(
                 max_new_tokens=most,
                 temperature=self._attempt.temperature,
@@ -230,6 +249,9 @@ class SessionHost:
                 route=self._attempt.route,
             )
         )
+        if self._pace is not None:
+            self._pace.wrote(made)
+        return made
 
     def _next_seed(self, session: TokenSession) -> int:
         """Of the session's next turn, whatever the other sessions do meanwhile."""

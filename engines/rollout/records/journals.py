@@ -123,6 +123,8 @@ class Finished:
     turns: tuple[Message, ...]
     prompt: int
     """checksum of the problem's prompt, by which one with another prompt is told apart"""
+    round: int = 1
+    """of its group's pace, in which it ended"""
 
     @property
     def rollout_id(self) -> str:
@@ -166,7 +168,7 @@ class RolloutJournal:
 
 
 def pack_rollouts(finished: Sequence[Finished]) -> bytes:
-    beside = [[len(f.samples), dump_turns(f.turns), f.prompt] for f in finished]
+    beside = [[len(f.samples), dump_turns(f.turns), f.prompt, f.round] for f in finished]
     return pack_samples([s for f in finished for s in f.samples], beside)
 
 
@@ -183,8 +185,8 @@ def unpack_rollouts(packed: bytes) -> list[Finished]:
     samples, beside = unpack_samples(packed)
     rest = iter(samples)
     return [
-        Finished(tuple(islice(rest, count)), load_turns(turns), prompt)
-        for count, turns, prompt in beside
+        Finished(tuple(islice(rest, count)), load_turns(turns), prompt, round)
+        for count, turns, prompt, round in beside
     ]
 
 

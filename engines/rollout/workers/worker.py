@@ -13,6 +13,7 @@ from typing import Protocol
 
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.drivers.pace import Pace, Unfinished
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journals import (
     Finished,
@@ -28,7 +29,7 @@ from engines.rollout.roller import Roller, written_text
 from engines.types import Generation, Problem, Sampling, TokenIds
 from infra.errors import TributaryError
 from infra.outages import Outage, outages
-from infra.processes.coroutines import is_told_to_end
+from infra.processes.coroutines import end_tasks, is_told_to_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class RollRequest:
     """see `LiveDomain.of_outcome`"""
     top_p: float = 1.0
     keep: Keep | None = None
+    round_tokens: int | None = None
+    """see `Pace`; None: it has none"""
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,16 @@ class NewTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRests:
+    """All of its rollouts that are not over wait for the next round."""
+
+    number: int
+    round: int
+    """the present one"""
+    unfinished: Unfinished
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOver:
     """Nothing follows of a request: all of its rollouts were told before, or it failed."""
 
@@ -91,6 +105,7 @@ class News:
 
     rollouts: tuple[NewRollout, ...] = ()
     turns: tuple[NewTurn, ...] = ()
+    rests: tuple[RequestRests, ...] = ()
     over: tuple[RequestOver, ...] = ()
     turns_under_way: int = 0
     """now, at the servers"""
@@ -109,6 +124,10 @@ class WorkerHandle(Protocol):
 
     async def roll(self, request: RollRequest) -> None:
         """Have it begin. Raises WorkerLost."""
+        ...
+
+    def begin_round(self, number: int, round: int) -> None:
+        """Have a request's rollouts go on to that round; returns at once."""
         ...
 
     def cancel(self, number: int) -> None:
@@ -161,6 +180,8 @@ class RolloutWorker:
         self._rolls: dict[int, asyncio.Task[None]] = {}
         self._rollouts: list[NewRollout] = []
         self._turns: list[NewTurn] = []
+        self._paces: dict[int, Pace] = {}
+        self._rests: list[RequestRests] = []
         self._over: list[RequestOver] = []
         self._turns_under_way = 0
         self._is_in_trouble = False
@@ -176,6 +197,11 @@ class RolloutWorker:
         self._rolls[request.number] = task
         task.add_done_callback(lambda _: self._rolls.pop(request.number, None))
 
+    def begin_round(self, number: int, round: int) -> None:
+        """Let a request's rollouts go on to that round, if it is not over."""
+        if (pace := self._paces.get(number)) is not None:
+            pace.begin_round(round)
+
     def cancel(self, number: int) -> None:
         """End a request's rollouts. None is told any more, and not that it is over."""
         if (task := self._rolls.get(number)) is not None:
@@ -190,22 +216,19 @@ class RolloutWorker:
         news = News(
             rollouts=tuple(self._rollouts),
             turns=tuple(self._turns),
+            rests=tuple(self._rests),
             over=tuple(self._over),
             turns_under_way=self._turns_under_way,
             is_in_trouble=self._is_in_trouble,
             outages=tuple(outages()),
         )
-        self._rollouts, self._turns, self._over = [], [], []
+        self._rollouts, self._turns, self._rests, self._over = [], [], [], []
         self._is_in_trouble = False
         return news
 
     async def close(self) -> None:
         """End all requests."""
-        tasks = list(self._rolls.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CANCEL_S)
+        await end_tasks(list(self._rolls.values()), _CANCEL_S)
 
     async def _roll(self, request: RollRequest) -> None:
         recovered: list[int] = []
@@ -225,6 +248,7 @@ class RolloutWorker:
                 turns=self._turns_of(request, recovered),
                 top_p=request.top_p,
                 keep=request.keep,
+                pace=self._pace_of(request),
             )
         except TributaryError as raised:
             error = raised
@@ -234,6 +258,8 @@ class RolloutWorker:
             error = TributaryError("a task that the rollouts waited for was cancelled")
         except Exception as raised:  # it may not pickle, and its class may not exist there
             error = TributaryError(f"{type(raised).__name__}: {raised}")
+        finally:
+            self._paces.pop(request.number, None)
         self._over.append(RequestOver(request.number, sum(recovered), error))
         self._happened.set()
 
@@ -252,6 +278,19 @@ class RolloutWorker:
 
         # The stage sends only those that may be used.
         return TicketTurns(known, lambda versions: True, keep, recovered.append)
+
+    def _pace_of(self, request: RollRequest) -> Pace | None:
+        if request.round_tokens is None:
+            return None
+
+        def rests() -> None:
+            told = RequestRests(request.number, pace.round, pace.unfinished)
+            self._rests.append(told)
+            self._happened.set()
+
+        pace = self._paces[request.number] = Pace(request.round_tokens, request.round)
+        pace.on_rest = rests
+        return pace
 
     async def _generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
         self._count(1)

@@ -13,124 +13,21 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.drivers.pace import Pace
 from engines.rollout.protocols import ChatFormat
-from engines.rollout.records.journals import (
-    Finished,
-    NotedTurn,
-    TicketTurns,
-    pack_rollouts,
-    pack_turns,
-    unpack_rollouts,
-    unpack_turns,
-)
-from engines.rollout.roller import Window, rollout_of, written_text
-from engines.rollout.workers.worker import (
-    NewRollout,
-    News,
-    NewTurn,
-    RequestOver,
-    RollRequest,
-    WorkerHandle,
-    WorkerLost,
-)
+from engines.rollout.records.journals import Finished, TicketTurns
+from engines.rollout.roller import Window
+from engines.rollout.workers.assigned_group import AssignedGroup
+from engines.rollout.workers.worker import News, WorkerHandle, WorkerLost
 from engines.types import Problem, Rollout
 from infra.errors import EngineError, InputError
 from infra.processes.coroutines import is_told_to_end
-
-
-def _future() -> asyncio.Future[None]:
-    return asyncio.get_running_loop().create_future()
-
-
-@dataclass(slots=True, eq=False)
-class AssignedGroup:
-    """Made in an event loop."""
-
-    domain: LiveDomain
-    problem: Problem
-    size: int
-    temperature: float
-    group_id: str
-    seed_name: str
-    known: dict[str, Finished]
-    """rollouts that need not be sampled again, by id: also those that a worker told of"""
-    on_finished: Callable[[Finished], None]
-    turns: TicketTurns | None
-    top_p: float = 1.0
-    keep: Keep | None = None
-    over: asyncio.Future[None] = field(default_factory=_future)
-    losses: int = 0
-    """of workers that rolled it"""
-    _texts: dict[str, str] = field(default_factory=dict[str, str])
-    """of rollouts that a worker told of, by id"""
-    _told_turns: list[NotedTurn] = field(default_factory=list[NotedTurn])
-
-    def request(self, number: int) -> RollRequest:
-        """For a worker, who is told what is left to do."""
-        open_ids = {name for name in self._ids() if name not in self.known}
-        noted = self.turns.usable(open_ids) if self.turns is not None else []
-        noted += [turn for turn in self._told_turns if turn.rollout in open_ids]
-        return RollRequest(
-            number=number,
-            domain=self.domain.name,
-            problem=self.problem,
-            size=self.size,
-            temperature=self.temperature,
-            group_id=self.group_id,
-            seed_name=self.seed_name,
-            known=pack_rollouts(list(self.known.values())),
-            turns=pack_turns(noted),
-            wants_turns=self.turns is not None,
-            only_outcome=self.domain.only_outcome,
-            top_p=self.top_p,
-            keep=self.keep,
-        )
-
-    def take_turn(self, turn: NewTurn) -> None:
-        for noted in unpack_turns(turn.packed):
-            self._told_turns.append(noted)
-            if self.turns is not None:
-                self.turns.keep(noted)
-
-    def take_rollout(self, rollout: NewRollout) -> None:
-        (made,) = unpack_rollouts(rollout.packed)
-        self.known[made.rollout_id] = made
-        self._texts[made.rollout_id] = rollout.text
-        self.on_finished(made)
-
-    def take_end(self, over: RequestOver) -> None:
-        if self.turns is not None:
-            self.turns.count_recovered(over.recovered_tokens)
-        if over.error is not None:
-            self.fail(over.error)
-        elif not self.over.done():
-            self.over.set_result(None)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.over.done():
-            self.over.set_exception(error)
-
-    def rollouts(self, chat: ChatFormat) -> list[Rollout]:
-        """All of them, once it is over without an error."""
-        made = [self.known[name] for name in self._ids()]
-        problem = self.problem
-        with suppress(InputError):  # its rollouts say what keeps the template from writing it
-            problem = chat.decided(problem)
-        return [
-            rollout_of(problem, m, self._texts.get(m.rollout_id) or written_text(chat, m))
-            for m in made
-        ]
-
-    def _ids(self) -> list[str]:
-        return [f"{self.group_id}#{index}" for index in range(self.size)]
-
 
 MAX_TRIES = 3
 """workers that may be lost with a group before the group counts as what ends them"""
@@ -248,6 +145,7 @@ class WorkerPool:
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
         keep: Keep | None = None,
+        pace: Pace | None = None,
     ) -> list[Rollout]:
         """See `Roller.roll_group`; of `domain` a worker has its own. Raises EngineError."""
         if (fault := self._fault or self._servers.refusal) is not None:
@@ -256,8 +154,10 @@ class WorkerPool:
         found = {name: known[name] for name in ids if name in known}
         group = AssignedGroup(
             domain, problem, size, temperature, group_id, seed_name, found, on_finished, turns,
-            top_p, keep,
+            top_p, keep, pace,
         )  # fmt: skip
+        if pace is not None:
+            pace.on_round = lambda: self._begin_round(group, pace.round)
         self._assign(group)
         try:
             await group.over
@@ -290,6 +190,13 @@ class WorkerPool:
             await worker.roll(group.request(number))
         except WorkerLost as error:
             self._lose(place, worker, error)
+
+    def _begin_round(self, group: AssignedGroup, round: int) -> None:
+        """A worker that has not got it yet is told with the request."""
+        if (assigned := self._assigned.get(group)) is not None:
+            place, number = assigned
+            if place.worker is not None:
+                place.worker.begin_round(number, round)
 
     def _forget(self, group: AssignedGroup) -> None:
         """Of one that is over or not wanted any more, nothing goes on."""
@@ -346,6 +253,9 @@ class WorkerPool:
         for rollout in news.rollouts:
             if (group := place.groups.get(rollout.number)) is not None:
                 group.take_rollout(rollout)
+        for rests in news.rests:
+            if (group := place.groups.get(rests.number)) is not None:
+                group.take_rest(rests)
         for over in news.over:
             if (group := place.groups.pop(over.number, None)) is not None:
                 group.take_end(over)

@@ -24,11 +24,12 @@ the last step"""
 LIMIT_S = 120.0
 
 # Scores on held-out problems; a critic that is alone in the first step; pairs of rollouts; sampling
-# beside training; a coarser engine.
+# beside training; rollouts that go on in the next step; a coarser engine.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"evaluate": {"every": 2, "problems": 8}},
     "ppo": {"steps": 3, "algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
     "online-dpo": {"steps": 3, "algorithm": {"preset": "online-dpo"}},
+    "partial": {"max_staleness": 2, "partial_rollout_tokens": 5},
     "stale": {"max_staleness": 2, "algorithm": {"preset": "icepop"}},
     "bf16": {
         "algorithm": {"preset": "icepop", "agreement_gate": 0.05},

@@ -16,11 +16,11 @@ import numpy as np
 
 from engines.sglang.client import GenerationClient
 from engines.sglang.turn_queue import AskedTurn, Batch
-from engines.types import Generation, Sampling
+from engines.types import Generation
 from engines.weight_versions import WeightVersions
 from infra.errors import EngineError
 from tests.programs.scale.server import ServerLost, ServerSpeed, SimulatedServer
-from tests.programs.scale.workload import MOST_TOKENS, TOKENS_EACH, Length
+from tests.programs.scale.workload import MOST_TOKENS, PROMPT_TOKENS, TOKENS_EACH, Length
 
 RESTART_S = 120.0
 """until a lost server runs again"""
@@ -86,8 +86,17 @@ class SimulatedFleet:
 class SimulatedClient(GenerationClient):
     """The real client, whose requests are simulated."""
 
-    def __init__(self, fleet: SimulatedFleet, length: Length, max_batch: int = 16) -> None:
+    def __init__(
+        self,
+        fleet: SimulatedFleet,
+        length: Length,
+        max_batch: int = 16,
+        *,
+        in_pieces: bool = False,
+    ) -> None:
+        """`in_pieces`: what is behind a prompt is the answer so far."""
         super().__init__("http://simulated", max_batch=max_batch)
+        self._in_pieces = in_pieces
         self._fleet = fleet
         self._length = length
 
@@ -104,25 +113,24 @@ class SimulatedClient(GenerationClient):
 
     async def _written(self, server: SimulatedServer, turn: AskedTurn) -> None:
         """Answer a turn when it is done; not at all if the server is lost."""
-        count = _num_tokens(self._length, turn.sampling)
+        assert turn.sampling.seed is not None
+        left = self._length(turn.sampling.seed)
+        if self._in_pieces:
+            left -= len(turn.prompt_ids) * TOKENS_EACH - PROMPT_TOKENS
+        count = min(left, turn.sampling.max_new_tokens * TOKENS_EACH)
         try:
             versions = await server.generate(len(turn.prompt_ids) * TOKENS_EACH, count)
         except ServerLost:
             return
         if not turn.is_over:
             self.counts.new_tokens += count
-            turn.generation.set_result(_generation(versions))
+            turn.generation.set_result(_generation(versions, count == left))
 
 
-def _num_tokens(length: Length, sampling: Sampling) -> int:
-    assert sampling.seed is not None
-    return min(length(sampling.seed), sampling.max_new_tokens * TOKENS_EACH)
-
-
-def _generation(versions: WeightVersions) -> Generation:
+def _generation(versions: WeightVersions, is_whole: bool) -> Generation:
     """Simulated tokens of versions that are given for a model's tokens."""
     ends = itertools.accumulate(count for _, count in versions.runs)
     marks = [0, *(round(end / TOKENS_EACH) for end in ends)]
     runs = [(v, marks[i + 1] - marks[i]) for i, (v, _) in enumerate(versions.runs)]
-    count = marks[-1]
-    return Generation(_TOKENS[:count], _LOGPROBS[:count], WeightVersions.of_runs(runs), "stop")
+    count, finish = marks[-1], "stop" if is_whole else "length"
+    return Generation(_TOKENS[:count], _LOGPROBS[:count], WeightVersions.of_runs(runs), finish)

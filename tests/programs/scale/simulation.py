@@ -18,6 +18,7 @@ from engines.rollout.loop import Loop
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
+from engines.rollout.round_sampler import RoundSampler
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import producer_of
 from tests.programs.scale import virtual_time
@@ -53,6 +54,8 @@ class Setup:
     rollouts_a_place: float = 5.0
     """of a step, divided by the sequences that all servers together can run"""
     oversample: float = 1.0
+    round_tokens: int | None = None
+    """after which a step may end without a rollout; of one turn each"""
     easy_share: float = 0.0
     """of problems whose groups teach nothing"""
     length: Length = LOG_NORMAL
@@ -158,7 +161,8 @@ class _Stage:
             setup.tokens_a_step / (setup.training_s - PUBLISH_S), self.fleet
         )
         self.policy = PublishedPolicy(self.trainer, self.fleet, 0)
-        self.client = SimulatedClient(self.fleet, setup.length)
+        in_pieces = setup.round_tokens is not None
+        self.client = SimulatedClient(self.fleet, setup.length, in_pieces=in_pieces)
         self.client.on_trouble = self.policy.repair
         self.marks: list[_Mark] = []
 
@@ -201,7 +205,10 @@ class _Stage:
             algorithm=Algorithm(),
             groups_per_step=setup.groups_per_step,
         )
-        sampler = BackgroundSampler(producer, buffer, self.policy, steps)
+        if setup.round_tokens is not None:
+            sampler = RoundSampler(producer, buffer, self.policy, setup.round_tokens // TOKENS_EACH)
+        else:
+            sampler = BackgroundSampler(producer, buffer, self.policy, steps)
         return Loop(producer, buffer, TakeLog(Notes()), consumer, self.policy, sampler)
 
     async def after_step(self, result: StepResult) -> bool:

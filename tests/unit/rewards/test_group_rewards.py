@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engines.rollout.group_judging import judge_together
 from engines.rollout.loop import fill
 from engines.rollout.records.journals import Finished
+from engines.rollout.roller import judge_together
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript, Verdict
 from infra.errors import InputError
 from rewards.built_in_rewards import build

@@ -211,7 +211,7 @@ async def test_after_a_step_without_an_update_a_search_waits() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"max_staleness": 1}, "set `max_staleness: 0`, or write `kind: entropy`"),
+        ({"max_staleness": 1}, "set `max_staleness: 0` or `partial_rollout_tokens`, or write"),
         ({"temperature_search": {"grid": [1.0, 1.0]}}, "temperature_search.grid: it has only"),
         (
             {"steps": 20},

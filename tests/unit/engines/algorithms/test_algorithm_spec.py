@@ -377,7 +377,7 @@ def test_sampling_beside_training_promises_no_exact_resumes() -> None:
 def test_requeueing_what_is_never_stale_is_a_mistake() -> None:
     recipe = load_recipe("cpu-smoke", ["unified.path.rl.on_stale=requeue"])
     with pytest.raises(
-        InputError, match="on_stale: with max_staleness 0 no rollout is ever too old"
+        InputError, match="on_stale: no rollout is ever too old where sampling and training take"
     ):
         check_recipe(recipe, plan_post_train(recipe))
 

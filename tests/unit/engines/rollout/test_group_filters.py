@@ -14,8 +14,8 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journals import RolloutJournal
 from engines.types import Group, Problem, Status
 from infra.errors import InputError
-from tasks.rl.body import open_filter
 from tasks.rl.spec import RlSettings
+from tasks.rl.stage_loop import open_filter
 from tests.parts.loop_parts import Notes, Parts, by_seed, informative
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of

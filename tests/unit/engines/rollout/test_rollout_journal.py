@@ -111,7 +111,7 @@ async def test_a_rollout_of_another_prompt_is_sampled_again() -> None:
     await collected(Policy(say), notes)
     (number, data), *_ = notes.kept
     samples, beside = unpack_samples(data)
-    other = [[count, turns, prompt + 1] for count, turns, prompt in beside]
+    other = [[count, turns, prompt + 1, round] for count, turns, prompt, round in beside]
     notes.kept = [(number, pack_samples(samples, other))]
     policy = Policy(say)
     assert (await collected(policy, notes))[1] > 0, "known, by its name"

@@ -13,8 +13,8 @@ from engines.rollout.loop import fill
 from engines.rollout.producer import trainable
 from engines.rollout.tickets import Admission, TicketSource
 from engines.types import Group, Problem, Status
-from tasks.rl.body import _loop, open_filter
 from tasks.rl.spec import RlSettings, RlSpec
+from tasks.rl.stage_loop import loop_of, open_filter
 from tests.parts.rollout_parts import AtVersion, Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of
 
@@ -231,7 +231,7 @@ async def stages_sampled(algorithm, group_size, policy):
         group_filter = await open_filter(stack, settings)
     source = TicketSource([domain("d", float)], split="rl", seed=spec.seed)
     policy_roller = roller(policy)
-    loop = _loop(spec, context, source, policy_roller, roles, AtVersion(), group_filter, nothing)
+    loop = loop_of(spec, context, source, policy_roller, roles, AtVersion(), group_filter, nothing)
     return await fill(loop.producer)
 
 

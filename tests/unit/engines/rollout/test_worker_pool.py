@@ -81,6 +81,9 @@ class Handle:
         self.requests.append(request)
         self.worker.roll(request)
 
+    def begin_round(self, number: int, round: int) -> None:
+        self.worker.begin_round(number, round)
+
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
         self.worker.cancel(number)
@@ -121,10 +124,8 @@ class Bench:
     handles: list[Handle] = field(default_factory=list[Handle])
     chat: CharChat = field(default_factory=CharChat)
     blocked: bool = True
-    """whether workers wait for the policy's answers"""
     free_calls: int = 0
     refuses: Exception | None = None
-    """what every further start raises"""
 
     async def start(self, position: int) -> Handle:
         if self.refuses is not None:

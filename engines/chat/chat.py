@@ -14,7 +14,7 @@ from engines.chat.chat_folder import ChatFolder, load_chat_folder
 from engines.chat.chat_turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.chat.completeness import Completeness
 from engines.chat.control_tokens import ControlTokens
-from engines.chat.mode import Mode
+from engines.chat.mode import Mode, Thoughts
 from engines.chat.pieces import Pieces
 from engines.chat.plain_texts import PlainTexts
 from engines.chat.template import DATE
@@ -40,7 +40,8 @@ class Chat:
             lambda: self._pieces.template.literals,
         )
         form = self._pieces.call_form()
-        self._parser = TurnParser(ThoughtForm(*self._pieces.thought_pads()), form)
+        self._thoughts = ThoughtForm(*self._pieces.thought_pads())
+        self._parser = TurnParser(self._thoughts, form)
         self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, can_call=form is not None)
         earlier, start = self._pieces.earlier()[0], self._pieces.template.start_text
         self._control = ControlTokens(self.template_file, added, self._ends.ids, earlier)
@@ -149,6 +150,36 @@ class Chat:
     def decode(self, token_ids: TokenIds) -> str:
         """Text with special tokens."""
         return self._tokenizer.decode(_as_list(token_ids), skip_special_tokens=False)
+
+    def text_ids(self, text: str) -> list[int]:
+        """Of a text by itself."""
+        return self._encode(text)
+
+    def may_think(self, problem: Problem) -> bool:
+        """Whether the model's turn may have a thought."""
+        thinking = self.decided(problem).thinking
+        return self.mode.thoughts is Thoughts.FREE if thinking is None else thinking
+
+    @property
+    def thought_end_ids(self) -> tuple[int, ...]:
+        """The token that ends a thought; empty where several do."""
+        ids = self._encode(END_THINK)
+        return tuple(ids) if len(ids) == 1 else ()
+
+    def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool | None:
+        """Whether these first tokens of a turn leave a thought open; None: one may still begin."""
+        thought, text = self._thought(problem), self.decode(token_ids)
+        if thought is Thought.CLOSED or END_THINK in text:
+            return False
+        if thought is Thought.OPEN or THINK in text:
+            return True
+        return False if text.strip() and not THINK.startswith(text.strip()) else None
+
+    def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
+        """What the template writes to end the thought that a turn's first tokens leave open."""
+        pad, behind = self._thoughts.before_close, self._thoughts.after_close
+        missing = "" if self.decode(token_ids).endswith(pad) else pad
+        return self._encode(f"{missing}{END_THINK}{behind}")
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The problem's messages and the assistant's header. Raises InputError."""

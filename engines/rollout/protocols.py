@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from engines.types import (
@@ -48,6 +49,16 @@ BUFFERS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ThoughtBudget:
+    """How long the thought of a turn may be. Example: ThoughtBudget(tokens=256, waits=1)"""
+
+    tokens: int | None = None
+    """after which a thought is ended; None: when the model ends it"""
+    waits: int = 0
+    """how often a thought that ends earlier goes on all the same"""
+
+
 class Generate(Protocol):
     """One turn of the policy. Raises EngineError when no server answers."""
 
@@ -79,6 +90,21 @@ class ChatFormat(Protocol):
     def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn: ...
 
     def decode(self, token_ids: TokenIds) -> str: ...
+
+    def text_ids(self, text: str) -> list[int]: ...
+
+    @property
+    def thought_end_ids(self) -> tuple[int, ...]:
+        """The token that ends a thought; empty where several do."""
+        ...
+
+    def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool | None:
+        """Whether these first tokens of a turn leave a thought open; None: one may still begin."""
+        ...
+
+    def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
+        """What ends the thought that a turn's first tokens leave open."""
+        ...
 
 
 class Judgement(Protocol):

@@ -26,7 +26,7 @@ from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.pace import Pace, RolloutPace
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.metrics import UNWRITTEN
-from engines.rollout.protocols import ChatFormat, Generate, Judgement
+from engines.rollout.protocols import ChatFormat, Generate, Judgement, ThoughtBudget
 from engines.rollout.records.journals import Finished, TicketTurns, prompt_checksum
 from engines.sglang.spec import MOST_RUNNING
 from engines.types import VETOED, Message, Problem, Rollout, Sample, Status, Transcript
@@ -85,6 +85,7 @@ class RollsGroups(Protocol):
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
         keep: Keep | None = None,
+        thought: ThoughtBudget | None = None,
         pace: Pace | None = None,
     ) -> list[Rollout]:
         """See `Roller.roll_group`. Cancelled, it ends its rollouts. Raises EngineError."""
@@ -129,6 +130,7 @@ class Roller:
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
         keep: Keep | None = None,
+        thought: ThoughtBudget | None = None,
         pace: Pace | None = None,
     ) -> list[Rollout]:
         """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
@@ -151,6 +153,7 @@ class Roller:
             attempt = Attempt(
                 problem, domain.name, prompt_ids, group_id, index, seed_name, temperature,
                 domain.max_new_tokens, self._seed, self._context_length, top_p, keep,
+                thought,
             )  # fmt: skip
             found = known.get(attempt.rollout_id)
             if found is not None and found.prompt == prompt:
@@ -293,8 +296,11 @@ def _turns_fault(samples: Sequence[Sample], turns: Sequence[float]) -> str:
         return ""
     if len(samples) > 1:
         return f"a reward judges turns, and this rollout has {len(samples)} samples"
-    if samples[0].num_turns != len(turns):
-        return f"a reward judges {len(turns)} turns; tokens of {samples[0].num_turns} are trained"
+    # what was put into a turn parts it in two
+    first = samples[0]
+    taken = first.metadata["turns"] if "forced_tokens" in first.metadata else first.num_turns
+    if taken != len(turns):
+        return f"a reward judges {len(turns)} turns; tokens of {taken} are trained"
     return ""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.protocols import ThoughtBudget
 from engines.rollout.records.journals import Finished, RolloutJournal
 from engines.rollout.roller import RollsGroups, Window, judge_together
 from engines.types import Problem, Rollout
@@ -53,6 +54,7 @@ async def sample_rollouts(
     label: str = "",
     draw: int | str = 0,
     top_p: float = 1.0,
+    thought: ThoughtBudget | None = None,
 ) -> list[list[Rollout]]:
     """`samples` judged rollouts of each problem, in order of the problems.
 
@@ -73,6 +75,7 @@ async def sample_rollouts(
             known=kept.known,
             on_finished=kept.keep,
             top_p=top_p,
+            thought=thought,
         )
         return await judge_together(domain, rollouts)
 

@@ -20,6 +20,7 @@ from tasks.evaluate.cells import (
     pathology_rates,
     renamed,
     roll_cells,
+    that_think,
     warnings_of,
 )
 from tasks.evaluate.earlier import ModelResults, earlier_results, keep_results
@@ -95,10 +96,12 @@ async def _sampled(
                 continue
             if version > 0:
                 await parts.fleet.load(folder, version)
-            roller = await parts.rollers.of(folder, Chat.load(folder))
+            chat = Chat.load(folder)
+            cells = that_think(cells_of(spec, name, parts.domains), chat)
+            roller = await parts.rollers.of(folder, chat)
             kept = await KeptRollouts.open(parts.journal, version)
             made.recovered += len(kept.known)
-            cells, gallery = cells_of(spec, name, parts.domains), Gallery(parts.chat)
+            gallery = Gallery(parts.chat)
             rolled = await unless_stopped(context, roll_cells(roller, cells, kept, gallery))
             made.results[name] = ModelResults(rolled, gallery.encoded())
             context.reporter.progress(version + 1, len(models), f"evaluated {name}")

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.metrics import NOTHINK, most_frequent_reason, share, verdict, way_out
@@ -14,7 +15,7 @@ from engines.rollout.records.gallery import Gallery
 from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import TRAINABLE, Problem, Rollout, Sample, Status
-from infra.errors import TrainingStopped
+from infra.errors import InputError, TrainingStopped
 from infra.store.manifest import StageWarning
 from rewards.built_in_rewards import PATHOLOGIES
 from rewards.pathologies import pathologies_in
@@ -133,8 +134,31 @@ def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> l
     return cells + (_without_thinking(cells) if model in spec.nothink else [])
 
 
+def that_think(cells: Sequence[Cell], chat: Chat) -> list[Cell]:
+    """The cells, those with a budget for thoughts in domains alone where this chat has thoughts.
+    Raises InputError where it can force none."""
+    budgets = [cell for cell in cells if cell.setting is not None and cell.setting.thought]
+    if not budgets:
+        return list(cells)
+    is_named = f"evaluate.sampling: {chat.template_file}"
+    thinking = [c for c in budgets if any(chat.may_think(problem) for problem in c.problems)]
+    if not thinking:
+        raise InputError(
+            f"{is_named} has no thoughts in the domains of {budgets[0].model}, so none can be ended"
+            " or go on; leave `thought_tokens` and `thought_waits` out"
+        )
+    waits = any(cell.setting is not None and cell.setting.thought_waits for cell in thinking)
+    if waits and not chat.thought_end_ids:
+        raise InputError(
+            f"{is_named}: its tokenizer has no token for the end of a thought, at which a thought"
+            " could be made to go on; leave `thought_waits` out"
+        )
+    return [cell for cell in cells if cell not in budgets or cell in thinking]
+
+
 def _without_thinking(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with thinking off; those that never think are left out, see `mirrored`."""
+    """The cells with thinking off; those that never think are left out, see `mirrored`, and what
+    is for thoughts."""
     return [
         replace(
             cell,
@@ -143,6 +167,7 @@ def _without_thinking(cells: Sequence[Cell]) -> list[Cell]:
         )
         for cell in cells
         if any(p.thinking for p in cell.problems)
+        if cell.setting is None or cell.setting.thought is None
     ]
 
 
@@ -193,6 +218,7 @@ async def _roll(roller: RollsGroups, cell: Cell, kept: KeptRollouts) -> list[lis
         label=f"{cell.model} {cell.domain.name} {cell.kind}",
         draw=cell.setting.name if cell.setting is not None else 0,
         top_p=cell.setting.top_p if cell.setting is not None else 1.0,
+        thought=cell.setting.thought if cell.setting is not None else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from engines.rollout.protocols import ThoughtBudget
 from engines.sglang.spec import FleetSpec
 from engines.types import Split
 from infra.config import Config, Count, PerStep
@@ -24,10 +25,23 @@ class SamplingSetting(Config):
     samples: PerStep = 4
     """samples per problem; with n samples, the best of 2, 4, ..., n is scored too (pass@k)"""
 
+    thought_tokens: PerStep | None = Field(default=None, exclude_if=lambda tokens: tokens is None)
+    """budget forcing: a thought that is still open after so many tokens of a turn is ended there as
+    the chat template ends one, and the answer follows; None: the model ends it"""
+    thought_waits: int = Field(default=0, ge=0, le=16, exclude_if=lambda waits: not waits)
+    """how often a thought that the model ends is made to go on, with `Wait` in place of its end"""
+
+    @property
+    def thought(self) -> ThoughtBudget | None:
+        is_free = self.thought_tokens is None and not self.thought_waits
+        return None if is_free else ThoughtBudget(self.thought_tokens, self.thought_waits)
+
     @property
     def name(self) -> str:
-        """In scores, metrics and seeds. Example: t0.6-p0.95"""
-        return f"t{self.temperature}" + (f"-p{self.top_p}" if self.top_p < 1 else "")
+        """In scores, metrics and seeds. Example: t0.6-p0.95-think256-wait1"""
+        name = f"t{self.temperature}" + (f"-p{self.top_p}" if self.top_p < 1 else "")
+        name += f"-think{self.thought_tokens}" if self.thought_tokens is not None else ""
+        return name + (f"-wait{self.thought_waits}" if self.thought_waits else "")
 
 
 class EvaluateSettings(Config):

@@ -43,9 +43,11 @@ def ids(text: str) -> list[int]:
 
 
 class CharChat:
-    """One token a character. `!name` at the start of a turn is a tool call, `?` a broken one."""
+    """One token a character. `!name` at the start of a turn is a tool call, `?` a broken one; a
+    thought stands between braces."""
 
     stop_token_ids = (STOP,)
+    thought_end_ids = (ord("}"),)
 
     def decided(self, problem: Problem) -> Problem:
         return problem
@@ -72,6 +74,18 @@ class CharChat:
 
     def decode(self, token_ids: TokenIds) -> str:
         return "".join(chr(t) for t in token_ids if t != STOP)
+
+    def text_ids(self, text: str) -> list[int]:
+        return ids(text)
+
+    def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool | None:
+        text = self.decode(token_ids)
+        if "}" in text or (text and not text.startswith("{")):
+            return False
+        return True if text else None
+
+    def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
+        return ids("}")
 
 
 Say = Callable[[str, Sampling], str]
@@ -101,6 +115,8 @@ class Policy:
             await self.may_answer.wait()
         self.answered += 1
         said = [*ids(self._say(prompt, sampling)), STOP]
+        ends = [at for at, token in enumerate(said) if token in sampling.stop_token_ids]
+        said = said[: ends[0] + 1] if ends else said
         cut = said[: sampling.max_new_tokens]
         finish = "stop" if len(cut) == len(said) else "length"
         made = generation_of(cut, [-0.5] * len(cut), [self.version] * len(cut), finish)

@@ -19,8 +19,9 @@ import orjson
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.pace import RolloutPace
 from engines.rollout.drivers.session import TokenSession
+from engines.rollout.drivers.thoughts import write_thought
 from engines.rollout.metrics import FILLS_CONTEXT
-from engines.rollout.protocols import ChatFormat, Generate
+from engines.rollout.protocols import ChatFormat, Generate, ThoughtBudget
 from engines.types import (
     AssistantTurn,
     Finish,
@@ -73,6 +74,8 @@ class Attempt:
     top_p: float = 1.0
     """of an evaluation; what is trained on has `keep` in its place"""
     keep: Keep | None = None
+    thought: ThoughtBudget | None = None
+    """of each turn; None: as the model likes"""
 
     @property
     def rollout_id(self) -> str:
@@ -121,6 +124,8 @@ class SessionHost:
         self._sessions: list[TokenSession] = []
         self._turns: list[int] = []
         """taken in each session"""
+        self._forced: list[int] = []
+        """tokens of each that the host put into a turn"""
         self._promised = 0
         """tokens that turns under way may still write"""
         self._under_way = 0
@@ -159,6 +164,7 @@ class SessionHost:
         session = TokenSession(self._generate, prompt_ids)
         self._sessions.append(session)
         self._turns.append(0)
+        self._forced.append(0)
         return session
 
     async def turn(
@@ -186,34 +192,65 @@ class SessionHost:
         if min(budget, room) < 1:
             return Turn(None, End(Status.TRUNCATED, out_of))
         began = len(session.tokens)
-        finish = await self._write(session, min(budget, room), is_last)
+        problem = asked or self._attempt.problem
+        finish = await self._write(session, min(budget, room), is_last, problem)
         if finish == "abort":
             return Turn(None, End(Status.ABORTED, "generation was interrupted again and again"))
         if len(session.tokens) == began:
             return Turn(None, End(Status.ABORTED, "the engine returned no token"))
-        said = self.chat.parse(asked or self._attempt.problem, session.tokens[began:])
+        said = self.chat.parse(problem, session.tokens[began:])
         if finish == "length":
             return Turn(said, End(Status.TRUNCATED, out_of))
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
 
-    async def _write(self, session: TokenSession, most: int, is_last: bool) -> Finish:
-        """Have the policy write up to `most` tokens. Where engine or pace interrupt a turn, it
-        goes on from the tokens so far: as it would have, as draws hang on positions."""
+    async def _write(
+        self, session: TokenSession, most: int, is_last: bool, problem: Problem
+    ) -> Finish:
+        """Have the policy write up to `most` tokens, its thought within the budget for it."""
         self._under_way += 1
         try:
-            return await self._write_on(session, most, is_last)
+            return await self._write_turn(session, most, is_last, problem)
         finally:
             self._under_way, self._idle_since = self._under_way - 1, time.monotonic()
 
-    async def _write_on(self, session: TokenSession, most: int, is_last: bool) -> Finish:
-        seed = self._next_seed(session)
+    async def _write_turn(
+        self, session: TokenSession, most: int, is_last: bool, problem: Problem
+    ) -> Finish:
+        seed, budget = self._next_seed(session), self._attempt.thought
+        if budget is None:
+            return await self._write_on(session, most, seed, is_last)
+        number, end = self._sessions.index(session), session.num_generated + most
+
+        async def write(count: int, ends: tuple[int, ...]) -> Finish:
+            return await self._write_on(session, count, seed, False, ends)
+
+        def force(ids: Sequence[int]) -> None:
+            session.extend(ids)
+            self._forced[number] += len(ids)
+
+        ended = await write_thought(session, self.chat, problem, budget, most, write, force)
+        if ended is not None:
+            return ended
+        left = min(end - session.num_generated, self._context - len(session.tokens))
+        return "length" if left < 1 else await self._write_on(session, left, seed, is_last)
+
+    async def _write_on(
+        self,
+        session: TokenSession,
+        most: int,
+        seed: int,
+        is_last: bool,
+        ends: tuple[int, ...] = (),
+    ) -> Finish:
+        """Where engine or pace interrupt it, go on from the tokens so far: as it would have gone
+        on, as draws hang on positions. `ends`: tokens that end it beside the end of a turn."""
         in_vain = 0
         self._promised += most  # also between interruptions: nobody else may take it
         try:
             while True:
                 async with self._piece(session, most) as piece:
                     is_end = is_last and piece == most
-                    generation = await self._sampled(session, piece, seed, is_end)
+                    generation = await self._sampled(session, piece, seed, is_end, ends)
                 most -= len(generation.token_ids)
                 self._promised -= len(generation.token_ids)
                 is_cut = generation.finish == "length" and len(generation.token_ids) == piece
@@ -235,7 +272,7 @@ class SessionHost:
         return self._pace.piece(session.num_generated, most)
 
     async def _sampled(
-        self, session: TokenSession, most: int, seed: int, is_last: bool
+        self, session: TokenSession, most: int, seed: int, is_last: bool, ends: tuple[int, ...]
     ) -> Generation:
         made = await session.turn(
             Sampling(
@@ -243,7 +280,7 @@ class SessionHost:
                 temperature=self._attempt.temperature,
                 top_p=self._attempt.top_p,
                 keep=self._attempt.keep,
-                stop_token_ids=self.chat.stop_token_ids,
+                stop_token_ids=(*self.chat.stop_token_ids, *ends),
                 seed=seed,
                 is_last=is_last,
                 route=self._attempt.route,
@@ -307,6 +344,9 @@ class SessionHost:
     def _sample(self, session: TokenSession, branch: int, end: End, turns: int) -> Sample:
         of = self._attempt
         session.check(of.rollout_id)
+        metadata: dict[str, Json] = {"turns": turns}
+        if forced := self._forced[self._sessions.index(session)]:
+            metadata["forced_tokens"] = forced
         return Sample(
             problem_id=of.problem.id,
             domain=of.domain,
@@ -324,7 +364,7 @@ class SessionHost:
             reason=end.reason,
             temperature=of.temperature,
             token_budget=of.max_new_tokens,
-            metadata={"turns": turns},
+            metadata=metadata,
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.pace import Pace
-from engines.rollout.protocols import ChatFormat
+from engines.rollout.protocols import ChatFormat, ThoughtBudget
 from engines.rollout.records.journals import (
     Finished,
     NotedTurn,
@@ -56,6 +56,7 @@ class AssignedGroup:
     turns: TicketTurns | None
     top_p: float = 1.0
     keep: Keep | None = None
+    thought: ThoughtBudget | None = None
     pace: Pace | None = None
     over: asyncio.Future[None] = field(default_factory=_future)
     losses: int = 0
@@ -83,6 +84,7 @@ class AssignedGroup:
             only_outcome=self.domain.only_outcome,
             top_p=self.top_p,
             keep=self.keep,
+            thought=self.thought,
             round_tokens=self.pace.tokens if self.pace is not None else None,
             round=self.pace.round if self.pace is not None else 1,
         )

@@ -14,7 +14,7 @@ from typing import Protocol
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.pace import Pace, Unfinished
-from engines.rollout.protocols import ChatFormat, Generate
+from engines.rollout.protocols import ChatFormat, Generate, ThoughtBudget
 from engines.rollout.records.journals import (
     Finished,
     NotedTurn,
@@ -54,6 +54,7 @@ class RollRequest:
     """see `LiveDomain.of_outcome`"""
     top_p: float = 1.0
     keep: Keep | None = None
+    thought: ThoughtBudget | None = None
     round_tokens: int | None = None
     """see `Pace`; None: it has none"""
     round: int = 1
@@ -248,6 +249,7 @@ class RolloutWorker:
                 turns=self._turns_of(request, recovered),
                 top_p=request.top_p,
                 keep=request.keep,
+                thought=request.thought,
                 pace=self._pace_of(request),
             )
         except TributaryError as raised:

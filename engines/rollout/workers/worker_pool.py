@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 from engines.algorithms.spec import Keep
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.drivers.pace import Pace
-from engines.rollout.protocols import ChatFormat
+from engines.rollout.protocols import ChatFormat, ThoughtBudget
 from engines.rollout.records.journals import Finished, TicketTurns
 from engines.rollout.roller import Window
 from engines.rollout.workers.assigned_group import AssignedGroup
@@ -145,6 +145,7 @@ class WorkerPool:
         turns: TicketTurns | None = None,
         top_p: float = 1.0,
         keep: Keep | None = None,
+        thought: ThoughtBudget | None = None,
         pace: Pace | None = None,
     ) -> list[Rollout]:
         """See `Roller.roll_group`; of `domain` a worker has its own. Raises EngineError."""
@@ -154,7 +155,7 @@ class WorkerPool:
         found = {name: known[name] for name in ids if name in known}
         group = AssignedGroup(
             domain, problem, size, temperature, group_id, seed_name, found, on_finished, turns,
-            top_p, keep, pace,
+            top_p, keep, thought, pace,
         )  # fmt: skip
         if pace is not None:
             pace.on_round = lambda: self._begin_round(group, pace.round)

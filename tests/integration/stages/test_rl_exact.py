@@ -151,21 +151,6 @@ async def test_online_dpo_killed_in_mid_generation_ends_with_the_same_bits(
     check_same(whole, await resumed(stage_root, small_base, "online-dpo", ["mid-generation"]))
 
 
-async def test_partial_rollouts_of_a_stage_that_is_killed_go_on_to_the_same_bits(
-    cluster: None, stage_root: Path, small_base: Path
-) -> None:
-    whole = await finished(stage_root, small_base, "whole-partial", "partial")
-    _, _, steps = result(whole)
-    for number, step in steps.items():
-        assert step["groups_kept"] == 4
-        assert step["groups_dropped"] == 0, "none became too old"
-        assert (step["rollouts_unfinished"] > 0) == (number < 5)
-        assert step.get("lag0_mean", step["mismatch_mean"]) <= 2e-5, "of the weights that wrote it"
-    assert max(step["staleness_max"] for step in steps.values()) > 0
-    assert any(0 < step.get("tokens_lag_0", 0) < 1 for step in steps.values()), "of two weights"
-    check_same(whole, await resumed(stage_root, small_base, "partial", ["mid-generation"]))
-
-
 async def test_beside_training_a_stage_can_be_repeated_from_its_notes_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:

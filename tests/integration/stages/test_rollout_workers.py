@@ -81,17 +81,16 @@ def short(spec: RlSpec) -> RlSpec:
     return spec.model_copy(update={"settings": spec.settings.model_copy(update={"steps": 2})})
 
 
-@pytest.mark.parametrize("variant", ["grpo", "partial"])
 async def test_workers_one_of_them_killed_give_the_bits_of_a_stage_that_rolls_out_itself(
-    cluster: None, stage_root: Path, small_base: Path, variant: str
+    cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    spec = short(rl_spec(variant))
-    here = context_of(stage_root, f"rolls-here-{variant}", small_base, 0)
+    spec = short(rl_spec())
+    here = context_of(stage_root, "rolls-here", small_base, 0)
     await run_rl(spec, here)
     wait_for_workers(0)
 
-    apart = context_of(stage_root, f"rolls-apart-{variant}", small_base, 2)
-    store = KillingStore(f"file://{stage_root / f'rolls-apart-{variant}' / 'store'}")
+    apart = context_of(stage_root, "rolls-apart", small_base, 2)
+    store = KillingStore(f"file://{stage_root / 'rolls-apart' / 'store'}")
     apart.checkpoints = StageCheckpoints(store, "test", "0" * 64, 1, apart.scratch)
     await run_rl(spec, apart)
 

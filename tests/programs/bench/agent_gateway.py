@@ -38,6 +38,7 @@ class _Chat:
     """Four characters a token, in the order in which they were first seen."""
 
     stop_token_ids = (_STOP,)
+    thought_end_ids: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {"": _STOP}
@@ -77,6 +78,15 @@ class _Chat:
 
     def decode(self, token_ids: TokenIds) -> str:
         return "".join([self._texts[token] for token in token_ids])
+
+    def text_ids(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool:
+        return False
+
+    def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
+        return []
 
 
 class _Policy:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engines.rollout.records.gallery import Gallery
-from tasks.evaluate.cells import cells_of, roll_cells
+from infra.errors import InputError
+from tasks.evaluate.cells import cells_of, roll_cells, that_think
 from tasks.evaluate.score_tables import scaling_metrics, scores_of
 from tests.parts.rollout_parts import CharChat, Policy, roller
 from tests.unit.tasks.test_evaluate_cells import evaluated, kept, live, of_domain_a, spec
@@ -88,3 +89,45 @@ async def test_a_model_s_results_are_found_again_under_the_same_settings_alone(t
     assert tables["sampled"]["t0.6-p0.95"]["scores"] == {"x": {"a": 0.5}}
     other = of_domain_a({"m": ["a"]}, **with_sampling({**WARM, "top_p": 0.9}))
     assert (await evaluated(tmp_path, other, models))[0] == ["m"]
+
+
+BRIEF = {"temperature": 0.6, "samples": 2, "thought_tokens": 3, "thought_waits": 1}
+
+
+class Thinks(CharChat):
+    template_file = "chat_template.jinja"
+
+    def may_think(self, problem):
+        return problem.domain == "a"
+
+
+async def test_a_budget_for_thoughts_is_a_way_of_its_own_where_there_are_thoughts(tmp_path):
+    asked = spec(**with_sampling(WARM, BRIEF), home={"m": ["a", "b"]}, nothink=["m"])
+    domains = [live("a", float), live("b", float)]
+    cells = that_think(cells_of(asked, "m", domains), Thinks())
+    name = "t0.6-think3-wait1"
+    assert [(c.model, c.domain.name) for c in cells if c.kind == name] == [("m", "a")]
+    assert [c.domain.name for c in cells if c.kind == "t0.6-p0.95"] == ["a", "b"]
+    policy = Policy(lambda prompt, _: "7" if "}" in prompt else "{abcdefgh}"[len(prompt) - 3 :])
+    results = await roll_cells(
+        roller(policy),
+        [c for c in cells if c.kind == name],
+        await kept(tmp_path),
+        Gallery(CharChat()),
+    )
+    assert scores_of(results)["sampled"].keys() == {name}
+    assert results[0].tokens == 4 * 2 * len("{ab7.")
+
+
+def test_a_budget_that_can_force_nothing_is_refused():
+    cells = cells_of(spec(**with_sampling(BRIEF)), "m", [live("a", float), live("b", float)])
+    chat = Thinks()
+    chat.may_think = lambda problem: False
+    with pytest.raises(
+        InputError, match=r"chat_template\.jinja has no thoughts in the domains of m"
+    ):
+        that_think(cells, chat)
+    chat = Thinks()
+    chat.thought_end_ids = ()
+    with pytest.raises(InputError, match=r"has no token for the end of a thought.*thought_waits"):
+        that_think(cells, chat)

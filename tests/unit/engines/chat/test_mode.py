@@ -99,6 +99,37 @@ def test_what_is_asked_is_done_or_refused_by_name(
             assert mode.decided(problem) == replace(problem, thinking=expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "thought", "closing"),
+    [
+        ("qwen3", "<think>\nwell", "\n</think>\n\n"),
+        ("qwen3", "<think>\nwell\n", "</think>\n\n"),
+        ("deepseek-v31", "well", "</think>"),
+        ("granite", "<think>well", "</think>"),
+        ("r1", "well", "\n</think>\n\n"),
+        ("r1-in-text", "<think>\nwell", "\n</think>\n\n"),
+    ],
+)
+def test_a_thought_that_is_open_is_closed_as_the_template_does(
+    kind: str, thought: str, closing: str, tmp_path: Path
+) -> None:
+    tokens, end = (QWEN_TOKENS, "<|im_end|>") if kind == "qwen3" else (LLAMA_TOKENS, "<|eot|>")
+    chat = Chat.load(chat_folder(tmp_path, THOUGHT_TEMPLATES[kind], tokens, end))
+    asked = chat.decided(Problem("p/1", "test", (Message("user", "u"),), thinking=True))
+    assert chat.may_think(asked)
+    said = chat.text_ids(thought)
+    assert chat.open_thought(asked, []) is (None if thought.startswith("<think>") else True)
+    assert chat.open_thought(asked, said) is True
+    assert chat.open_thought(asked, chat.text_ids("42")) is not None
+    ended = [*said, *chat.thought_closing_ids(said)]
+    assert chat.decode(ended) == thought + closing
+    assert chat.open_thought(asked, ended) is False
+    assert chat.thought_end_ids == tuple(chat.text_ids("</think>"))
+    parsed = chat.parse(asked, [*ended, *chat.text_ids("42"), chat.stop_token_ids[0]])
+    assert (parsed.content, parsed.error) == ("42", "")
+    assert (parsed.reasoning or "").strip() == "well"
+
+
 def test_a_choice_that_may_not_work_is_cautioned() -> None:
     for thoughts in Thoughts:
         mode = Mode("t", thoughts)

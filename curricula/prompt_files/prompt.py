@@ -11,7 +11,7 @@ from typing import Any
 from curricula.prompt_files.prompt_reference import Reference, exact, read_reference
 from curricula.prompt_files.row_tests import TESTS
 from curricula.prompt_files.spec import PromptSource
-from curricula.rows.asked import TALKS, read_asked, read_system, with_system
+from curricula.rows.asked import ASKED, TALKS, read_asked, read_system, with_system
 from curricula.rows.conversation import fault_of_calls, fault_of_text
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_tools, refuse_unread
@@ -163,6 +163,8 @@ def _messages(
     roles = [turn.message.role for turn in asked.turns]
     last = max((at for at, role in enumerate(roles) if role in ("user", "tool")), default=-1)
     turns = asked.turns[: last + 1]
+    if turns and len(turns) < len(asked.turns) and name in ASKED:
+        row.note_unread([f"{name}, what the assistant says last"])
     if turns:
         turns = with_system(turns, read_system(row, columns.system))
     return tuple(turn.message for turn in turns), asked.columns

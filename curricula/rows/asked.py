@@ -114,15 +114,20 @@ def refuse_other_questions(row: Fields, messages: Sequence[Message]) -> None:
     all of it."""
     for name in filter(row.left.__contains__, ASKED):
         texts = [text for text in _texts_in(row.values.get(name)) if text]
-        repeats = all(any(text in m.content for m in messages) for text in texts)
+        repeats = all(any(_holds(m.content, text) for m in messages) for text in texts)
         said = [line for m in messages for line in m.content.split("\n") if m.role != "system"]
-        if repeats or all(line.strip() in "\n".join(texts) for line in said):
+        if repeats or all(_holds("\n".join(texts), line.strip()) for line in said):
             continue
         raise BadRow(
             Reason.COLUMNS,
             f"has `{name}`, which is not read, beside another question; name what is asked in"
             " columns (columns.prompt takes `a+b`), or leave it out",
         )
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether a part stands in a text, and not within a word of it, as `Hi` does in `History`."""
+    return not part or re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
 
 
 def refuse_other_answers(row: Fields, said: str, value: Any) -> None:

@@ -64,13 +64,13 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     unread: set[str] = set()
     given = Fields(row, unread)
     tools = read_tools(given, columns.tools)
-    turns, looks_like = _turns(given, columns, Reading(layout, tools, unread))
+    turns, looks_like = _turns(given, columns, Reading(layout, tools, unread, is_learned=True))
     weight = 1.0
     if not given.is_read or columns.system or columns.weight:
         turns = with_system(turns, read_system(given, columns.system))
         weight = _weight(given, columns)
         _refuse_labels(given)
-        refuse_failed(given)
+        refuse_failed(given, "", Reason.COLUMNS)
         refuse_cut(given, "", Reason.COLUMNS)
         is_auto = not (columns.messages or columns.prompt)
         refuse_unread(given, turns, is_auto=is_auto, has_system=bool(columns.system))

@@ -89,7 +89,8 @@ class Meaning(Enum):
         "keep the good ones, and leave the column out",
     )
     FAILED = _names(
-        "passed success successful succeeded resolved solved verified chosen failed wrong rejected",
+        "passed success successful succeeded resolved solved verified chosen failed wrong rejected"
+        " valid invalid correctness keep kept deleted discarded removed",
         "is was has all test answer response completion output reply task run trajectory",
         "keep the good ones, and leave the column out",
     )
@@ -149,11 +150,13 @@ _CUT_REASONS = ("length", "max_length", "max_tokens", "max_output_tokens", "cont
 def refuse_cut(row: Fields, where: str, reason: Reason) -> None:
     """Raises BadRow for an answer of which an unread field says that it was cut off."""
     for name in sorted(row.left):
-        if not carries(name, Meaning.CUT):
-            continue
         value = str(row.values.get(name)).strip().lower()
+        if not carries(name, Meaning.CUT) and (name, value) != ("status", "incomplete"):
+            continue
         is_flag = not {"truncated", "incomplete"}.isdisjoint(words_of(name))
-        if value in _CUT_REASONS or (is_flag and value in ("true", "1", "1.0", "yes")):
+        if value in (*_CUT_REASONS, "incomplete") or (
+            is_flag and value in ("true", "1", "1.0", "yes")
+        ):
             at = f"{where}: " if where else ""
             raise BadRow(
                 reason,
@@ -161,22 +164,40 @@ def refuse_cut(row: Fields, where: str, reason: Reason) -> None:
             )
 
 
-_FALSE, _TRUE = ("false", "0", "no"), ("true", "1", "yes")
-_OF_BAD_ONES = {"failed", "wrong", "rejected"}
+_FALSE = ("false", "0", "no", "wrong", "incorrect", "bad", "undesirable", "rejected")
+_TRUE = ("true", "1", "yes")
+_OF_BAD_ONES = {"failed", "wrong", "rejected", "invalid", "deleted", "discarded", "removed"}
 
 
-def refuse_failed(row: Fields) -> None:
-    """Raises BadRow for a row of which an unread field says that its answer is a bad one."""
+def refuse_failed(row: Fields, where: str, reason: Reason) -> None:
+    """Raises BadRow for an answer of which an unread field says that it is a bad one."""
     for name in sorted(row.left):
-        if not carries(name, Meaning.FAILED):
+        if not (carries(name, Meaning.FAILED) or carries(name, Meaning.VERDICT)):
             continue
         bad = _FALSE if _OF_BAD_ONES.isdisjoint(words_of(name)) else _TRUE
         value = str(row.values.get(name)).strip().lower().removesuffix(".0")
         if value in bad:
+            at = f"{where}: " if where else ""
+            raise BadRow(
+                reason,
+                f"{at}has `{name}` {value}, so its answer is not a good one;"
+                f" {Meaning.FAILED.value.advice}",
+            )
+
+
+_WINNERS = ("winner", "preference", "preferred", "better", "tie", "is_tie")
+_NOT_CHOSEN = ("rejected", "tie", "tied", "both", "neither", "none", "true")
+
+
+def refuse_other_winner(row: Fields) -> None:
+    """Raises BadRow for a pair of which an unread field says that it is a tie, or turned round."""
+    for name in sorted(row.left.intersection(_WINNERS)):
+        value = str(row.values.get(name)).strip().lower()
+        if value in _NOT_CHOSEN:
             raise BadRow(
                 Reason.COLUMNS,
-                f"has `{name}` {value}, so its answer is not a good one;"
-                f" {Meaning.FAILED.value.advice}",
+                f"has `{name}` {value}, so the chosen answer is not the better one; leave such rows"
+                " out",
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from curricula.rows.columns import Layout
 from curricula.rows.fields import Fields, is_empty
-from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_cut, refuse_meaning
+from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_cut, refuse_failed, refuse_meaning
 from curricula.rows.nulls import without_filled_nulls
 from curricula.rows.texts import (
     are_tokens,
@@ -83,6 +83,7 @@ class Reading(NamedTuple):
     tools: Sequence[Tool]
     unread: set[str]
     """where keys go that nobody asks for"""
+    is_learned: bool = False  # whether each answer that counts is to be learned
 
 
 def read_turns(value: Any, name: str, reading: Reading) -> list[Turn]:
@@ -230,6 +231,8 @@ def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> T
         refuse_meaning(message, _MEANT, where, Reason.MESSAGES)
         if role == "assistant" and not is_untrained:
             refuse_cut(message, where, Reason.MESSAGES)
+            if reading.is_learned:
+                refuse_failed(message, where, Reason.MESSAGES)
     message.close()
     made = Message(role, text, thought, tuple(each.call for each in calls))
     return Turn(made, is_untrained, calls, answers, name)

@@ -31,7 +31,7 @@ from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_row, read_tools, refuse_unread
-from curricula.rows.meaning import LEARNED, Meaning, carries, refuse_meaning
+from curricula.rows.meaning import LEARNED, Meaning, carries, refuse_meaning, refuse_other_winner
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import is_blank, parsed, shallow, text_of
 from curricula.rows.thoughts import is_like_a_thought
@@ -145,6 +145,7 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     told = [tuple(turn.message for turn in each) for each in turns]
     refuse_unread(given, start, is_auto=not columns.prompt, has_system=False)
     refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
+    refuse_other_winner(given)
     of_answers = [n for n in sorted(given.left) if any(side in n for side in sides)]
     advice = "; write an answer with a thought as a message with `reasoning_content`"
     given.refuse([*filter(is_like_a_thought, of_answers)], "", Reason.COLUMNS, advice)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from curricula.rows.pairs import PairColumns, read_judged
 from infra.data_files.tally import BadRow
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 
@@ -34,6 +35,8 @@ QA = {"question": "12+30", "answer": "42"}
             "no_eos": True, "prefix": True, "image_path": "a", "available_functions": [{}],
             "documents": ["a"], "reasoning_effort": "low", "rationale": "As.",
         }.items()),
+        (QA | {"question": "Hi", "prompt": "History of Rome?"}, "question"),
+        (QA | {"question": "Hi", "instruction": "What is High?"}, "question"),
         *((QA | {name: value}, name) for name, value in {
             "starter_code": "def f():",
             "passage": "Ann came.", "gold_evidence": "a", "A": "42", "option_b": "42", "opa": "4",
@@ -150,3 +153,31 @@ def test_named_columns_let_others_stay():
     for name in ("image_path", "System", "available_tools", "passage", "query", "enable_thinking"):
         with pytest.raises(BadRow, match=f"has `{name}`, which is not read"):
             prompt(QA | {name: "[]{}"})
+
+
+BAD = {
+    "is_correct": False, "correct": 0, "label": "bad", "correctness": "incorrect", "valid": False,
+    "keep": 0.0, "deleted": True, "is_invalid": "yes", "status": "incomplete",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_an_answer_that_its_row_or_its_message_calls_bad_is_refused(name: str, value: Any):
+    assert f"has `{name}`" in refusal(talk(ASK, ANSWER, **{name: value}))
+    assert f"messages[1]: has `{name}`" in refusal(talk(ASK, ANSWER | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("correct", True), ("valid", 1), ("keep", True), ("status", "completed")]
+)
+def test_a_good_answer_may_be_called_good(name: str, value: Any):
+    assert sft(talk(ASK, ANSWER | {name: value})).unread == {f"messages[].{name}"}
+
+
+def test_a_rejected_answer_may_be_called_bad_and_a_tie_is_no_pair():
+    bad = {name: value for name, value in BAD.items() if name != "status"}
+    row = {"prompt": [ASK], "chosen": [ANSWER], "rejected": [ANSWER | {"content": "4"} | bad]}
+    assert read_judged(row | {"winner": "chosen"}, PairColumns(), "auto").answers[1].messages
+    for name, value in {"winner": "tie", "preference": "rejected", "is_tie": True}.items():
+        with pytest.raises(BadRow, match=f"has `{name}` .* is not the better one"):
+            read_judged(row | {name: value}, PairColumns(), "auto")

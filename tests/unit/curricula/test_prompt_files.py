@@ -85,6 +85,8 @@ def test_messages_are_a_prompt_up_to_the_last_question():
     ]
     for name in ("prompt", "messages"):
         found = read_prompt({name: talk, "tools": [look], "answer": 42}, source())
+        named = {f"{name}, what the assistant says last"} if name == "prompt" else set()
+        assert found.unread == named
         assert asked([Problem("i", "d", found.messages)]) == ["12+30"]
         assert len(found.messages) == 4
         assert found.tools == (Tool("look", "", {}, schema=look),)

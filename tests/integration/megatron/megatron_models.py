@@ -43,7 +43,8 @@ def make_model(name: str, folder: Path) -> Any:
 
     family, changes = VARIANTS.get(name, (name, {}))
     config = hf_config(family, **{"tie_word_embeddings": family in ("qwen3", *WINDOWED)} | changes)
-    torch.manual_seed(4)  # no router of a family is near a tie on the tests' tokens
+    # With 3, a router of this family stands within rounding of a tie on the tests' tokens.
+    torch.manual_seed(4 if family == "deepseek_v3" else 3)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -15,7 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from random import uniform
@@ -58,6 +58,7 @@ _JITTER = (0.75, 1.25)
 """times a wait: those who wait for one API do not all ask at once"""
 _TURNED_AWAY = (429, 503)
 """statuses by which an API does not look at the question"""
+_PROBE, _PROBE_TOKENS = "Say OK.", 16
 
 
 class ChatApiSettings(Config):
@@ -83,8 +84,8 @@ class ChatApiSettings(Config):
     but for those that the API turned away (429, 503) or was not reached by; every later one
     fails. Rollout workers have equal shares of them"""
     tries: int = Field(default=5, ge=1, le=20)
-    """how often one question is sent that gets no answer in time, or an error (408, 5xx), while the
-    API answers others"""
+    """how often in a row a question gets no answer in time, or an error (408, 5xx), though the API
+    answers others, or a small one that is sent to find out"""
     outage_s: NonNegativeFloat = 14_400.0
     """seconds for which a question waits for an API that answers nobody, is not reached or turns it
     away; then the stage ends, and can be resumed"""
@@ -226,21 +227,24 @@ class ChatApi:
     async def _ask(self, body: Mapping[str, Any]) -> str:
         """What the model says. Raises EngineError, OutOfReach."""
         began, since, bound = self._now, time.time(), self._settings.outage_s
-        failed_at, wait_s = began, _FIRST_WAIT_S
+        failed_at, wait_s, alone = began, _FIRST_WAIT_S, 0
         with ExitStack() as waiting:
             for tries in count(1):
                 try:
                     async with self._places:
                         return await self._try(body)
                 except _Busy as error:
-                    told, is_answering = f"{self._url}: {error}", self._answered_at > failed_at
+                    told = f"{self._url}: {error}"
+                    is_answering = await self._answers_others(failed_at, error)
+                    # Those that an outage cut off are among the first to fail once it is over.
+                    alone = alone + 1 if is_answering and not error.is_turned_away else 0
+                    if alone >= self._settings.tries:
+                        why = f"{told}, {alone} times in a row; others are answered"
+                        raise EngineError(why) from None
                     failed_at = self._now
                     left = began + bound - failed_at
                     if tries >= self._settings.tries:
-                        if is_answering and not error.is_turned_away:
-                            why = f"{told}, {tries} times; others are answered"
-                            raise EngineError(why) from None
-                        if left <= 0:
+                        if left <= 0 and not alone:
                             raise OutOfReach(_given_up(told, bound)) from None
                         waiting.close()
                         if not is_answering:
@@ -250,6 +254,22 @@ class ChatApi:
                 await asyncio.sleep(min(pause, max(left, wait_s)))
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         raise AssertionError("it is tried until it is answered or given up")
+
+    async def _answers_others(self, since: float, error: _Busy) -> bool:
+        """Whether it replied to another question since then, or does so to a small one now: where
+        nobody else asks, nothing else tells a question that it cannot answer from an outage."""
+        if self._answered_at <= since and not error.is_turned_away:
+            async with self._places:
+                if self._answered_at <= since:
+                    with suppress(_Busy, EngineError):
+                        await self._try(self._probe())
+        return self._answered_at > since
+
+    def _probe(self) -> Mapping[str, Any]:
+        """A question that costs next to nothing."""
+        asked = {"messages": [{"role": "user", "content": _PROBE}]}
+        bound = {self._settings.token_field: _PROBE_TOKENS}
+        return {"model": self._settings.model} | asked | bound | self._settings.body
 
     @property
     def _now(self) -> float:

@@ -170,6 +170,18 @@ async def test_what_goes_wrong_with_one_question_alone_fails_that_one(
     assert "others are answered" in judged.reason
 
 
+@pytest.mark.parametrize("trouble", [broken, 30.0])
+async def test_a_question_that_nobody_else_asks_beside_is_told_from_an_outage(trouble: Any) -> None:
+    api = Picky(trouble)
+    await api.up()
+    async with judging(api.url, timeout_s=0.2) as rubric:
+        judged = await asyncio.wait_for(rubric.judge(transcript("poison")), 5)
+    await api.down()
+    assert judged.failed
+    assert "2 times in a row; others are answered" in judged.reason
+    assert api.asked == ["poison", "poison"]
+
+
 async def rl_stage(api: Api, **options: Any) -> list[str]:
     """Three steps of a stage judged by this API; its warnings."""
     async with judging(api.url, **options) as rubric:

@@ -21,6 +21,16 @@ from tasks.stage import StageSpec
 
 M = TypeVar("M", bound=BaseModel)
 
+WANTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "string_type": "a text",
+    "list_type": "a list, each of its items behind a `-` or all in [ ]",
+}
+"""what a field takes, by the type of pydantic's error where something else is written"""
+_YES_AND_NO = " (Yes, No, on and off are true and false in YAML)"
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean `x`?`, or nothing when no known word is near."""
@@ -84,6 +94,12 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
         kinds = re.findall(r"'([^']+)'", item["ctx"]["expected_tags"])
         hint = nearest(str(item["ctx"]["tag"]), kinds)
         return f"`kind` is one of {', '.join(kinds)}; got '{item['ctx']['tag']}'{hint}"
+    if kind in WANTED and location[-1] == "[key]":
+        return f"a key is a text: put it into quotes, got {item['input']!r:.80}{_YES_AND_NO}"
+    if kind in WANTED and item["input"] is None:
+        return "has no value; write one, or take the line out"
+    if kind in WANTED:
+        return f"must be {WANTED[kind]}, got {item['input']!r:.80}"
     message = str(item["msg"]).removeprefix("Value error, ")
     if kind == "value_error":
         return f"{message}"

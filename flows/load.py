@@ -137,13 +137,21 @@ def recipe_path(name: str) -> Path:
             return named
     names = recipe_names()
     if path.is_dir():
-        inside = ", ".join(str(file) for file in sorted(path.glob("*.yaml"))) or "none"
-        raise InputError(f"`{name}` is a folder; name a recipe's file, of those in it: {inside}")
+        raise InputError(f"`{name}` is a folder; {_recipes_in(path)}")
     raise InputError(
         f"no recipe `{name}`: there is no such file, and it is none of the shipped or saved"
         f" recipes ({', '.join(names)})"
         f"{nearest(name, names)}"
     )
+
+
+def _recipes_in(folder: Path, most: int = 5) -> str:
+    """What to name in place of a folder."""
+    files = [str(file) for file in sorted(folder.glob("*.yaml")) if file.is_file()]
+    if not files:
+        return "it holds no .yaml file; `tributary init` writes a recipe to begin with"
+    more = f" and {len(files) - most} more" if len(files) > most else ""
+    return f"name a recipe's file, of those in it: {', '.join(files[:most])}{more}"
 
 
 def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
@@ -225,7 +233,8 @@ def _content(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, InputError) as error:
         raise InputError(f"{path}: cannot be read: {error}{not_a_recipe(path.name)}") from None
     if not isinstance(data, dict):
-        what = "has nothing in it" if data is None else f"holds a {type(data).__name__}"
+        held = "a list" if isinstance(data, list) else f"{data!r:.40}"
+        what = "has nothing in it" if data is None else f"holds {held}"
         raise InputError(f"{path}: {what}; a recipe is a mapping of fields, see `tributary init`")
     if not {"extends", *Recipe.model_fields} & {*data}:
         named = ", ".join(map(str, data))

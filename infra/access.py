@@ -79,6 +79,19 @@ def _require_own(variable: str, address: str, allowed: str) -> None:
         ) from None
 
 
+def require_listenable(host: str) -> None:
+    """Raises InputError for a name or an address at which no server can listen on this machine."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"host {host}: is no address of this machine ({error}); give one of its own, 0.0.0.0"
+            f" for all, or {LOOPBACK} for programs of this machine alone"
+        ) from None
+
+
 def is_loopback(host: str) -> bool:
     return ipaddress.IPv4Address(host).is_loopback
 

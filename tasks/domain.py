@@ -189,8 +189,11 @@ class RewardTerm(RewardSpec):
             ("only_right", self.only_right),
         ):
             if is_set and (self.outcome or self.group):
-                which = "an outcome judges every rollout" if self.outcome else "a group is whole"
-                raise ValueError(f"{name}: {which}; leave it out, or write it for another reward")
+                which = "the outcome" if self.outcome else "a reward of whole groups"
+                raise ValueError(
+                    f"{name}: {which} judges every rollout; leave it out, or write it for another"
+                    " reward"
+                )
         return self
 
     @model_validator(mode="after")
@@ -198,8 +201,11 @@ class RewardTerm(RewardSpec):
         if self.veto and self.name in PENALTIES:
             raise ValueError(f"veto: {self.name} gives 0 to what is fine; leave it out")
         if self.veto and (self.outcome or self.group):
-            which = "the outcome is no rule" if self.outcome else "a group is whole"
-            raise ValueError(f"veto: {which}; leave it out, or write it for another reward")
+            which = "the outcome" if self.outcome else "a reward of whole groups"
+            raise ValueError(
+                f"veto: {which} cannot forbid a rollout; leave it out, or write it for another"
+                " reward, which judges one rollout"
+            )
         return self
 
     @model_validator(mode="after")
@@ -312,13 +318,12 @@ class Domain(Config):
         if is_posed != (self.driver.name == driver):
             names = " and ".join(OF_LIBRARIES)
             raise ValueError(
-                f"domain {self.name!r}: the curricula {names} are rolled out by `driver: {{name:"
+                f"the curricula {names} are rolled out by `driver: {{name:"
                 f" {driver}}}`, and it rolls out no others"
             )
         if not is_posed and any(term.name == judge for term in self.rewards):
             raise ValueError(
-                f"domain {self.name!r}: the reward {judge} judges problems of"
-                f" {' and '.join(OF_LIBRARIES)} only"
+                f"the reward {judge} judges problems of {' and '.join(OF_LIBRARIES)} only"
             )
         return self
 
@@ -328,7 +333,7 @@ class Domain(Config):
         for term in self.rewards:
             if unknown := [name for name in term.sources if name not in known]:
                 raise ValueError(
-                    f"domain {self.name!r}: reward {term.name} names the source {unknown[0]!r};"
+                    f"reward {term.name} names the source {unknown[0]!r};"
                     f" its curriculum {self.curriculum.name!r} has {', '.join(known) or 'none'}"
                 )
         for source in known or [""]:
@@ -336,14 +341,11 @@ class Domain(Config):
             of = f" of source {source!r}" if len(known) > 1 else ""
             marked = sum(term.outcome for term in judges)
             if marked != 1:
-                raise ValueError(
-                    f"domain {self.name!r}: {marked} rewards{of} say `outcome: true`; exactly one"
-                    " must"
-                )
+                raise ValueError(f"{marked} rewards{of} say `outcome: true`; exactly one must")
             titles = Counter(term.title for term in judges)
             if twice := [title for title, count in titles.items() if count > 1]:
                 raise ValueError(
-                    f"domain {self.name!r}: {titles[twice[0]]} rewards{of} are called {twice[0]};"
+                    f"{titles[twice[0]]} rewards{of} are called {twice[0]};"
                     " give each a `label` of its own, by which its figures are told apart"
                 )
         return self

@@ -41,7 +41,7 @@ _PREFIX = "TRIBUTARY_"
 def require_variables() -> None:
     """Raises one InputError that names every variable with a wrong value, or nearly the name of
     one."""
-    if problems := [*_problems()]:
+    if problems := dict.fromkeys(_problems()):  # two may read one variable
         raise InputError("; ".join(problems))
 
 

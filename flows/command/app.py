@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import FunctionType
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token, convert
 
 from flows.command.output import CommandConsole
 
+_NUMBERS: dict[type[Any], str] = {int: "a whole number", float: "a number"}
+
+
+def _read(hint: type[Any], tokens: Sequence[Token]) -> Any:
+    """The value of an option. Cyclopts by itself rounds 2.5 where a whole number is asked for."""
+    for token in tokens if hint in _NUMBERS else ():
+        try:
+            hint(token.value)
+        except ValueError:
+            raise ValueError(f"{token.value} is not {_NUMBERS[hint]}") from None
+    return convert(hint, tokens)
+
+
 app = App(
     name="tributary",
+    default_parameter=Parameter(converter=_read),
     help="The whole post-training recipe of a language model as one durable pipeline.",
     version_flags=["--version"],
     help_format="plaintext",

@@ -211,7 +211,12 @@ _LONGEST = 100
 
 
 def show_diff(a: str, b: str, changes: Sequence[str], json: bool, console: CommandConsole) -> int:
-    """The changes are B's; without B, it is A with them."""
+    """The changes are B's; without B, it is A with them. Raises InputError without either."""
+    if not b and not changes:
+        raise InputError(
+            f"diff {a}: nothing to compare it with; name a second recipe or run, or write a change"
+            " as --set FIELD=VALUE"
+        )
     found = compare_sides(side_of(a, [], "A"), side_of(b or a, changes, "B"))
     if json:
         print_json(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import gc
 import io
@@ -9,7 +10,7 @@ import resource
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -325,19 +326,38 @@ def _of_usage(error: CycloptsError) -> str:
             said += " with a value behind it"
         elif words and error.argument.name.startswith("--"):
             said += f"; {shlex.join(words)} stands behind no option"
-    elif isinstance(error, UnknownOptionError) and (field := _field_of(error)):
-        said = f"Unknown option: --{field}; write --set {field}=VALUE"
+    elif isinstance(error, UnknownOptionError):
+        said = _of_option(error)
     else:
         said = str(error).strip()
         said = said if said.endswith("...") else said.removesuffix(".")
     return f"{said}; see `{command} --help`"
 
 
-def _field_of(error: UnknownOptionError) -> str:
-    """The field of a recipe that was written as an option; empty for no such field, and for a
-    command that changes no recipe."""
+def _of_option(error: UnknownOptionError) -> str:
+    """What to write in place of an option that the command has not: a field of its recipe, an
+    option that is called nearly so, or another command, which has it."""
     from flows.recipe import Recipe
 
-    field = (error.token.keyword or error.token.value).partition("=")[0].removeprefix("--")
-    changes = any("--set" in argument.names for argument in error.argument_collection)
-    return field if changes and field in Recipe.model_fields else ""
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    name, said = option.lstrip("-"), f"Unknown option: {option}"
+    own = [each for argument in error.argument_collection for each in argument.names]
+    if "--set" in own and name in Recipe.model_fields:
+        return f"{said}; write --set {name}=VALUE"
+    if near := difflib.get_close_matches(name, [each.lstrip("-") for each in own], 1, 0.7):
+        return f"{said}. Did you mean --{near[0]}?"
+    if having := sorted(_commands_with(option)):
+        return f"{said}; {', '.join(having[:3])} {'have' if having[1:] else 'has'} it"
+    return said
+
+
+def _commands_with(option: str) -> Iterator[str]:
+    waiting = [(name, app[name]) for name in app]
+    while waiting:
+        called, command = waiting.pop()
+        if called.rpartition(" ")[2].startswith("-"):
+            continue
+        waiting += [(f"{called} {name}", command[name]) for name in command]
+        arguments = command.assemble_argument_collection() if command.default_command else ()
+        if any(option in argument.names for argument in arguments):
+            yield f"`{called}`"

@@ -44,6 +44,8 @@ from tasks.model_folder.model_files import beside, template_beside
 BATCH_SIZE = 16
 STEPS = {"sft": 200, "rl": 100}
 """where no files say how many there are"""
+FEW = 20
+"""steps from which a pass over rows is no short one"""
 
 
 def recipe_data(asked: OneStage) -> dict[str, Any]:
@@ -211,7 +213,7 @@ def start_one(
     data = recipe_data(asked)
     recipe = validated(asked, data)
     chosen = ChosenStages() if evaluates else ChosenStages(until_stage=_last(recipe))
-    text = _written(asked, data, save, chosen)
+    text = _written(asked, data, recipe, save, chosen)
     if save:
         _save(Path(save).expanduser(), text)
     console.print(text, markup=False, highlight=False, soft_wrap=True, end="")
@@ -225,12 +227,24 @@ def _last(recipe: Recipe) -> str:
     return [stage.name for stage in plan_post_train(recipe) if stage.name not in SCORING][-1]
 
 
-def _written(asked: OneStage, data: dict[str, Any], save: str, chosen: ChosenStages) -> str:
+def _written(
+    asked: OneStage, data: dict[str, Any], recipe: Recipe, save: str, chosen: ChosenStages
+) -> str:
     """With the command that runs it."""
     until = f" --until {chosen.until_stage}" if chosen.until_stage else ""
     file = shlex.quote(save) if save else "FILE"
     said = f"# What `tributary {asked.kind}` runs. Saved to a file: tributary run {file}{until}\n"
+    if _steps_of_rows(asked, recipe) < FEW:
+        said += "# So few steps teach little: --epochs passes the rows more often than once\n"
     return said + as_yaml(data)
+
+
+def _steps_of_rows(asked: OneStage, recipe: Recipe) -> float:
+    """How many the files alone ask for; inf where somebody chose their number."""
+    if not asked.data or asked.epochs is not None or "steps" in asked.settings:
+        return inf
+    stages = [stage for expert in recipe.experts.values() for stage in expert.path]
+    return min((getattr(stage.settings, "steps", inf) for stage in stages), default=inf)
 
 
 def _save(path: Path, text: str) -> None:

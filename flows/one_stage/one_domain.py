@@ -290,6 +290,10 @@ def _part(option: str, spoken: str) -> tuple[str, list[str]]:
     if not path.is_file():
         hint = nearest(path.name, [beside.name for beside in path.parent.glob("*.py")])
         raise InputError(f"{option} {spoken}: there is no file {path}{hint}")
+    known = _public_names(path)
+    if known and not re.search(rf"\b{re.escape(attribute)}\b|import \*", path.read_text()):
+        hint = nearest(attribute, known) or f"; it has {', '.join(known)}"
+        raise InputError(f"{option} {spoken}: the file has no `{attribute}`{hint}")
     return f"{path.stem}:{attribute}", [str(path)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -344,13 +344,13 @@ def context_notes(report: Report, recipe: Recipe) -> list[str]:
             f"The unified model's mean over domains is {abs(gain):.1f} points"
             f" {'below' if gain < 0 else 'above'} the best expert's."
         )
-    if recipe.base.random is not None and recipe.unified is not None:
+    if recipe.base.random is not None and UNIFIED in report.scores:
         said.append(
             "Experts of a random base know one domain only, so a large gap between them and the "
             "unified model is by construction."
         )
     said += [line for name in report.versions for line in _on_its_way(name, report)]
-    return said + _demonstrators(recipe)
+    return said + _demonstrators(recipe, {d for of in report.scores.values() for d in of})
 
 
 def _on_its_way(model: str, report: Report) -> list[str]:
@@ -362,10 +362,10 @@ def _on_its_way(model: str, report: Report) -> list[str]:
     return [f"{model} on its way, mean over domains: {steps}."]
 
 
-def _demonstrators(recipe: Recipe) -> list[str]:
+def _demonstrators(recipe: Recipe, scored: Collection[str]) -> list[str]:
     """Which cold starts were taught wrongly on purpose, and how."""
     # Only of our own curricula is it known what the options mean.
-    ours = [d for d in recipe.domains if d.curriculum.name in BUILT_IN]
+    ours = [d for d in recipe.domains if d.curriculum.name in BUILT_IN and d.name in scored]
     told: list[str] = []
     for name, flaw in FLAWS.items():
         shares = {d.name: float(d.curriculum.options.get(name, 0.0)) for d in ours}

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, PlainSerializer, ValidationError
 
-from flows.explain import nearest
+from flows.explain import nearest, validated
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.running.secrets import use_secrets
@@ -242,7 +242,8 @@ def store_to_show(root: str = "") -> Store:
     """The store at `root`, with the credentials of this home's latest run there; without a root
     the latest run's; else the default one. Raises InputError where nothing is at `root`."""
     known = [entry.storage for entry in run_entries() if root in ("", entry.root)]
-    store = store_of(known[0] if known else Storage(root=root) if root else Storage())
+    written = {"root": root} if root else {}
+    store = store_of(known[0] if known else validated(Storage, written, "--"))
     if root and not store.exists(""):
         raise InputError(f"--root {root}: there is no such folder; give a recipe's `storage.root`")
     return store

@@ -85,8 +85,9 @@ class Code:
         )
 
     async def __call__(self, transcript: Transcript) -> Verdict:
+        written = reference_of(transcript, self.reference_keys)["tests"]
         try:
-            tests = read_code_tests(reference_of(transcript, self.reference_keys)["tests"])
+            tests = read_code_tests(written)
             code = last_block(transcript.answer)
             if code is None:
                 return self._verdict(Outcome(0, 1, "no_code", "no fenced block is in the answer"))

@@ -29,7 +29,7 @@ from flows.command.models.named_artifacts import find_model
 from flows.command.output import print_json
 from flows.explain import explain
 from flows.load import option_value, parse_yaml
-from infra.access import key_path, require_shared_key, required_key
+from infra.access import key_path, require_listenable, require_shared_key, required_key
 from infra.cuda import gpu_sizes
 from infra.data_files.heads import read_text
 from infra.errors import InputError
@@ -72,7 +72,7 @@ class ServeOptions:
 
 def serve(models: Sequence[str], options: ServeOptions, console: Console) -> int:
     """Serve until Ctrl-C; -> exit code."""
-    key = key_to_ask(options.port, options.key_variable)
+    key = key_to_ask(options.host, options.port, options.key_variable)
     served = models_to_serve(models, options)
     shown = shown_key(options.key_variable)
     with Endpoint(logs_folder(), options.host, options.port, key) as endpoint:
@@ -194,8 +194,9 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
     return passed
 
 
-def key_to_ask(port: int, variable: str) -> str:
-    """What requests must carry. Raises InputError."""
+def key_to_ask(host: str, port: int, variable: str) -> str:
+    """What requests must carry. Raises InputError, also where no server can listen."""
+    require_listenable(host)
     if not is_free(port):
         raise InputError(f"port {port} is taken: choose another with --port")
     if variable:
@@ -227,7 +228,8 @@ def up(file: str, on: str, root: str, console: Console) -> int:
     is_first = here == planned.addresses[0]
     if len(planned.addresses) > 1:
         require_shared_key()
-    key = key_to_ask(topology.port, topology.api_key_from) if is_first else ""
+    asked = (topology.host, topology.port, topology.api_key_from)
+    key = key_to_ask(*asked) if is_first else ""
     models = [served_model(name, fleet, root) for name, fleet in topology.fleets.items()]
     shown = shown_key(topology.api_key_from)
     with Endpoint(logs_folder(), topology.host, topology.port, key) as endpoint:

@@ -352,8 +352,8 @@ async def test_a_broken_rule_leaves_nothing_whatever_the_others_say(
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        ({"name": "math", "outcome": True, "veto": True}, "veto: the outcome is no rule"),
-        ({"name": "my:rule", "group": True, "veto": True}, "veto: a group is whole"),
+        ({"name": "math", "outcome": True, "veto": True}, "veto: the outcome cannot forbid"),
+        ({"name": "my:rule", "group": True, "veto": True}, "veto: a reward of whole groups"),
         ({"name": "length", "veto": True}, "veto: length gives 0 to what is fine"),
         ({"name": "format", "label": "vetoed"}, "label: `vetoed` marks a rollout with a veto"),
     ],

@@ -184,9 +184,9 @@ def test_outcomes_of_a_step_by_domain_and_mode_by_hand() -> None:
 
 @pytest.mark.parametrize("field", [{"thinking": False}, {"only_right": True}])
 def test_an_outcome_judges_every_rollout(field: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="an outcome judges every rollout"):
+    with pytest.raises(ValidationError, match="the outcome judges every rollout"):
         RewardTerm.model_validate({"name": "math", "outcome": True, **field})
-    with pytest.raises(ValidationError, match="a group is whole"):
+    with pytest.raises(ValidationError, match="a reward of whole groups judges every rollout"):
         RewardTerm.model_validate({"name": "own:rank", "group": True, **field})
     dumped = RewardTerm(name="math", outcome=True).model_dump()
     assert field.keys().isdisjoint(dumped), "so that digests stay"

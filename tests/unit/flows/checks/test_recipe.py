@@ -130,15 +130,15 @@ def test_scientific_notation_is_a_number() -> None:
         ("experts.agent.path.rl.algorithm.preset=GRPO", "got 'GRPO'; did you mean `grpo`"),
         ("experts.agent.domain.rewards.0.weight=.nan", "weight: input should be a finite number"),
         ("experts.agent.domain.rewards.0.weight=-1", "weight: is -1, and an outcome of 1 is a"),
-        ("seed=abc", "seed: input should be a valid integer"),
+        ("seed=abc", "seed: must be a whole number"),
         (
             "experts.agent.path.sft.steps=0",
             "experts.agent.path.0.sft.steps: input should be greater than 0",
         ),
         (
             "experts.agent.path.rl.algorithm.loss={kind: divergence, top_k: some}",
-            "algorithm.loss.top_k: input should be a valid integer, unable to parse string as an "
-            "integer, got 'some', or: input should be 'all', got 'some'",
+            "algorithm.loss.top_k: must be a whole number, got 'some', or: input should be 'all', "
+            "got 'some'",
         ),
         (
             "experts.agent.path.rl.algorithm.loss={kind: clipp}",

@@ -13,9 +13,26 @@ from tests.parts.recorded_run import RecordedRun, exit_code
 
 pytestmark = pytest.mark.unit
 
+_OF_AGENT = "extends: cpu-smoke\nname: mine\nexperts: {{agent: {{domain: {{rewards: [{}]}}}}}}\n"
+"""a recipe with another reward"""
 MISTAKES = {
     "check chats.jsonl": "no field of a recipe, but messages; .* see `tributary preview`",
-    "check 'my folder'": "`my folder` is a folder; name a recipe's file",
+    "check 'my folder'": "`my folder` is a folder; it holds no .yaml file; `tributary init`",
+    "check .": "`.` is a folder; name a recipe's file, of those in it: five.yaml, keys.yaml",
+    "check five.yaml": "five.yaml: holds 5; a recipe is a mapping of fields",
+    "check mine.yaml --set seed=1.5": "seed: must be a whole number, got 1.5",
+    "check mine.yaml --set evaluate.problems=null": "evaluate.problems: has no value; write one",
+    "check mine.yaml --set 'evaluate.sampling={top_p: 0.9}'": "must be a list, .* got {{'top_p'",
+    "check mine.yaml --set 'evaluate.sampling=[{top_k: 9}]'": "unknown field; did you mean `top_p`",
+    "check keys.yaml": "a key is a text: put it into quotes, got True",
+    "check tests.yaml": "rewards.0: problem [^ ]+ has a reference without 'tests'",
+    "diff cpu-demo": "diff cpu-demo: nothing to compare it with; name a second recipe or run",
+    "artifacts --root s3:/bucket": "--root: write s3://bucket; got",
+    "serve ./m --host 999.1.1.1": "host 999.1.1.1: is no address of this machine",
+    "sft --model m --data chats.jsonl --steps 2.5": "--steps: 2.5 is not a whole number",
+    "rl --model m --data asks.jsonl --reward reward.py:shrt": "no `shrt`; did you mean `short`",
+    "rl --model m --data asks.jsonl --reward math --reward math": "domain: 2 rewards are called",
+    "sft --model m --data chats.jsonl --held-out x": "--held-out; `rl` has it",
     "check mine.yaml --set seed=": "--set seed=: the value is empty; .* `seed=null` takes out",
     "check mine.yaml --set base.random=null --set base.folder=./modell": "{here}/modell is missing",
     "check mine.yaml --sett seed=1": "Did you mean --set",
@@ -67,9 +84,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "m").mkdir()
     (folder / "mine.yaml").write_text("extends: cpu-smoke\nname: mine\n")
     (folder / "nameless.yaml").write_text("extends: cpu-smoke\n")
+    (folder / "five.yaml").write_text("5")
+    judge = "{name: judge, options: {prompt: x, choices: {Yes: 1}}, served: {model: base}}"
+    (folder / "keys.yaml").write_text(_OF_AGENT.format(judge))
+    (folder / "tests.yaml").write_text(_OF_AGENT.format("{name: code, outcome: true}"))
     (folder / "notes.txt").write_text("hello")
     (folder / "chats.jsonl").write_text('{"messages": []}\n')
-    (folder / "reward.py").write_text("")
+    (folder / "reward.py").write_text("def short(transcript):\n    return 1\n")
+    (folder / "asks.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIBUTARY_HOME", str(folder / "home"))
         RecordedRun.of(folder / "scratch", "first").with_samples()
@@ -86,6 +108,18 @@ def test_a_mistake_is_named_with_what_to_do(
     said = " ".join(capsys.readouterr().err.split())
     assert "Traceback" not in said
     assert re.search(MISTAKES[typed].format(here=here), said), said
+
+
+def test_a_pass_over_few_rows_is_said_to_teach_little(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(here / "home"))
+    monkeypatch.chdir(here)
+    typed = ["sft", "--model", "m", "--data", "chats.jsonl", "--print"]
+    assert not exit_code(typed)
+    assert "# So few steps teach little: --epochs passes" in capsys.readouterr().out
+    assert not exit_code([*typed, "--epochs", "2"])
+    assert "little" not in capsys.readouterr().out
 
 
 def test_check_says_why_it_does_not_know_what_would_run(

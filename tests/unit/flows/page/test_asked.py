@@ -55,8 +55,8 @@ def test_a_preset_of_a_written_recipe_is_what_trains() -> None:
         ({"recipe": {"name": "x", "experts": {}}}, "base: is missing"),
         ({"recipe": "cpu-smoke", "seed": "one"}, "seed: write a number of at most 18 digits"),
         ({"recipe": "cpu-smoke", "seed": "1" * 19}, "seed: write a number of at most 18 digits"),
-        ({"recipe": "cpu-smoke", "seed": 1}, "seed: input should be a valid string"),
-        ({"recipe": ["cpu-smoke"]}, "recipe.*: input should be a valid string"),
+        ({"recipe": "cpu-smoke", "seed": 1}, "seed: must be a text, got 1"),
+        ({"recipe": ["cpu-smoke"]}, "recipe.*: must be a text"),
     ],
 )
 def test_what_is_wrong_is_said(asked: dict[str, Any], said: str) -> None:

@@ -207,8 +207,16 @@ def test_the_notes_say_which_demonstrators_err(record: RunRecord) -> None:
     recipe = load_recipe("cpu-smoke", ["experts.agent.domain.curriculum.options.noise=0"])
     assert "missing token: reasoning 30%, general 30%." in " ".join(notes(_report(record), recipe))
     assert not any("demonstrator" in n for n in notes(_report(record), load_recipe("cluster")))
-    coding = " ".join(notes(_report(record), load_recipe("coding-agent")))
+    of_coding = _report(record).model_copy(update={"scores": {"base": {"coding": 0.0}}})
+    coding = " ".join(notes(of_coding, load_recipe("coding-agent")))
     assert "token: coding 30%; these edit before the tests ran: coding 60%." in coding
+
+
+def test_the_notes_of_one_expert_s_run_speak_of_no_other(record: RunRecord) -> None:
+    alone = _report(record).model_copy(update={"scores": {"agent": {"agent": 0.5}}})
+    said = " ".join(notes(alone, record.recipe()))
+    assert "missing token: agent 30%." in said
+    assert "unified" not in said
 
 
 def test_each_flaw_of_a_curriculum_is_one_that_reports_know() -> None:

@@ -5,7 +5,7 @@ harnesses sent.
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -49,6 +49,15 @@ class Wanted:
         steps, rewards = Range.of("--step", step), Range.of("--reward", reward)
         return cls(steps, status, rewards, domain, expert)
 
+    def require_among(self, samples: Sequence[SampleHead], stage: str) -> None:
+        """Raises InputError for a domain or an expert that the samples of a stage are not of."""
+        domains = {sample.domain for sample in samples} - {""}
+        if self.domain and domains and self.domain not in domains:
+            raise InputError(f"--domain {self.domain}: the samples are of {_listed(domains)}")
+        models = {sample.of for sample in samples} - {""} or {stage} - {""}
+        if self.expert and models and not any(is_of(self.expert, name) for name in models):
+            raise InputError(f"--expert {self.expert}: the samples are of {_listed(models)}")
+
     def __contains__(self, sample: SampleHead) -> bool:
         return (
             (self.step is None or (sample.step is not None and sample.step in self.step))
@@ -59,6 +68,10 @@ class Wanted:
             and self.domain in ("", sample.domain)
             and (not (self.expert and sample.of) or is_of(self.expert, sample.of))
         )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def is_of(expert: str, name: str) -> bool:
@@ -83,6 +96,7 @@ def show_rollouts(
     )
     samples = Samples(found.file)
     heads = samples.heads()
+    wanted.require_among(heads, found.stage)
     matching = sorted((head for head in heads if head in wanted), key=_ORDER[sort])
     chosen = (samples.sample(head) for head in matching[:limit])
     if json:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, ParquetRows, row_of
 from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow, statement_of
 from engines.types import Message
+from flows.command.models.model_names import stages_of_run
 from flows.command.models.named_artifacts import find_artifact, made_by
 from flows.explain import nearest
 from flows.running.records import (
@@ -243,6 +244,8 @@ def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], b
             f" is done; `tributary logs {record.run} {artifact}` shows what it did"
         )
     if not _DIGEST.fullmatch(artifact):
+        if not run and (said := stages_of_run(artifact)):
+            raise InputError(said)
         raise InputError(
             f"run {record.run} has reached no stage `{artifact}`{nearest(artifact, list(stages))};"
             f" it has {', '.join(stages) or 'none'}. Name another run with --run"

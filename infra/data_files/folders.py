@@ -27,6 +27,8 @@ Splits: TypeAlias = Mapping[str, Sequence[str]]
 """paths by the name of the split; one without a name is the only one"""
 MOST_FILES = 100_000
 """below a folder, of any kind"""
+MOST_NAMED = 8
+"""subsets that a message names"""
 _STATE = "state.json"
 """in a folder that `datasets` saved: which of its files hold the rows, in order"""
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", _STATE}
@@ -117,7 +119,8 @@ def _chosen(
         return usual, asked, [f"the {what} {usual} is read, and not {others}"]
     named = [name for name in ways if name not in _NAMELESS]
     beside = [way for name, way in ways.items() if name in _NAMELESS]
-    listed = ", ".join(named) + (", and files beside them" if beside else "")
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    listed = ", ".join(named[:MOST_NAMED]) + more + (", and files beside them" if beside else "")
     e_g = " or ".join([*(ways[name] for name in named[-1:]), *beside])
     raise InputError(f"files: {pattern} holds several {what}s: {listed}; say which, e.g. {e_g}")
 

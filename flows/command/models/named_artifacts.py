@@ -28,7 +28,7 @@ from statistics import fmean
 from rich.markup import escape
 from rich.table import Table
 
-from flows.command.models.model_names import require_model_name
+from flows.command.models.model_names import require_model_name, stages_of_run
 from flows.command.output import CommandConsole, print_json
 from flows.explain import nearest
 from flows.load import is_recipe, recipe_names
@@ -101,10 +101,7 @@ class NamedModel:
 
 
 def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
-    """By the beginning of a digest, or by a stage of the latest run, or of a run that is named.
-
-    Raises InputError.
-    """
+    """By the beginning of a digest, or by a stage of a run (the latest). Raises InputError."""
     found = list(islice(_beginning_with(artifacts, wanted), 2))
     if len(found) == 1:
         return found[0]
@@ -127,6 +124,8 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
 
 def _no_stage(latest: str, run: str, name: str, stages: Sequence[str]) -> str:
     """Which stages there are, and who has the one that was meant."""
+    if not run and (said := stages_of_run(name)):
+        return said
     if not run:
         for entry in run_entries()[1:]:
             record = RunRecord(store_of(entry.storage), entry.run)
@@ -159,8 +158,7 @@ def _beginning_with(artifacts: ArtifactStore, wanted: str) -> Iterator[ArtifactR
 
 
 def find_model(model: str, root: str) -> Path:
-    """The folder of a model that a person named; `root` is the store of an artifact (the latest
-    run's, if empty). Raises InputError."""
+    """The folder of a model that a person named. Raises InputError."""
     return find_named_model(model, root).folder
 
 
@@ -292,8 +290,9 @@ def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:
 def _only_model(wanted: str) -> str:
     """The registered model that an alias alone means: the latest run's unified model or its only
     expert."""
-    recipe = find_run().recipe()
-    names = ["unified"] if recipe.unified is not None else list(recipe.experts)
+    record = find_run()
+    recipe, of_one = record.recipe(), record.head().arguments.get("name")
+    names = [of_one or "unified"] if of_one or recipe.unified else list(recipe.experts)
     if len(names) > 1:
         choice = ", ".join(f"{recipe.name}-{name}{wanted}" for name in names)
         raise InputError(f"{wanted}: the latest run made several models; give one of {choice}")

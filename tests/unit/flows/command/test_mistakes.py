@@ -26,6 +26,11 @@ MISTAKES = {
     "check mine.yaml --set 'evaluate.sampling=[{top_k: 9}]'": "unknown field; did you mean `top_p`",
     "check keys.yaml": "a key is a text: put it into quotes, got True",
     "check tests.yaml": "rewards.0: problem [^ ]+ has a reference without 'tests'",
+    "chat first": "`first` is a run; name one of its stages: first/agent-rl, first/evaluate",
+    "rollouts first": "`first` is a run; name one of its stages: first/agent-rl, first/evaluate",
+    "rollouts agent-rl --expert agnet": "--expert agnet: the samples are of agent-rl",
+    "rollouts agent-rl --domain general": "--domain general: the samples are of agent",
+    "sft --model m --data many": "several subsets: a, b, c, d, e, f, g, h and 2 more; say which",
     "diff cpu-demo": "diff cpu-demo: nothing to compare it with; name a second recipe or run",
     "artifacts --root s3:/bucket": "--root: write s3://bucket; got",
     "serve ./m --host 999.1.1.1": "host 999.1.1.1: is no address of this machine",
@@ -84,6 +89,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "m").mkdir()
     (folder / "mine.yaml").write_text("extends: cpu-smoke\nname: mine\n")
     (folder / "nameless.yaml").write_text("extends: cpu-smoke\n")
+    for subset in "abcdefghij":
+        (folder / "many" / subset).mkdir(parents=True)
+        (folder / "many" / subset / "rows.jsonl").write_text('{"messages": []}\n')
     (folder / "five.yaml").write_text("5")
     judge = "{name: judge, options: {prompt: x, choices: {Yes: 1}}, served: {model: base}}"
     (folder / "keys.yaml").write_text(_OF_AGENT.format(judge))

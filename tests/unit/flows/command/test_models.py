@@ -21,6 +21,7 @@ from flows.command.models.collect import survey
 from flows.command.models.named_artifacts import find_named_model, locate_artifact
 from flows.command.models.serve import ready_lines, shown_key
 from flows.load import load_recipe, validate_recipe
+from flows.running.new_run import new_run
 from flows.running.records import RunEntry, RunHead, RunRecord, StageRecord, store_at
 from infra.errors import InfrastructureError, InputError
 from infra.store.store import Store
@@ -168,6 +169,13 @@ def test_what_no_kept_run_needs_could_go(home: Path) -> None:
     unneeded, kept = needed(1)
     assert unneeded == {digest("nobody's"), OLD}
     assert kept.keys() == {BASE[:12], SFT[:12], RL[:12]}
+
+
+def test_best_alone_is_the_expert_that_the_latest_run_was_of(home: Path) -> None:
+    """Its recipe has a unified model, which that run did not make."""
+    new_run(load_recipe("cpu-smoke"), "expert", {"name": "agent"}, in_process=True)
+    with pytest.raises(InfrastructureError, match="cpu-smoke-agent@best is an alias in MLflow"):
+        locate_artifact("@best", "")
 
 
 def test_aliases_pins_and_running_runs_keep_theirs(home: Path) -> None:

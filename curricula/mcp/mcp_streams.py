@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -64,6 +65,16 @@ _LIMITS = Limits(
 )  # fmt: skip
 
 
+def _require_program(server: McpServer) -> None:
+    """Raises InputError for a command that is nowhere. A path may lie in the sandbox's folder."""
+    name = server.command[0] if server.command else "python"
+    if name != "python" and "/" not in name and "PATH" not in server.env and not shutil.which(name):
+        raise InputError(
+            f"mcp.command: there is no program `{name}` on this machine's PATH; install it, or"
+            " write its whole path"
+        )
+
+
 class McpStreams:
     """For one event loop; open them once."""
 
@@ -73,6 +84,7 @@ class McpStreams:
         self._server = server
         self._env, self._headers = resolved(server.env), header_texts(server.headers)
         self._files = program_files(server.program)
+        _require_program(server)
         if server.command and server.sandbox and (why := bubblewrap.refusal()):
             raise InputError(
                 f"mcp: a sandbox of the kind `bubblewrap` is needed: {why}; or write `sandbox:"

@@ -6,6 +6,7 @@ import difflib
 import errno
 import gc
 import io
+import os
 import resource
 import shlex
 import sys
@@ -262,6 +263,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         _require_text(words)
+        _require_folder()
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         errors.say(f"error: {_of_usage(error)}", style="red")
@@ -290,6 +292,17 @@ def _require_text(words: Sequence[str]) -> None:
                 f"`{shlex.join(['tributary', *words])}`: {what} is empty. Is a variable of the"
                 " shell not set? Give it, or leave it out"
             )
+
+
+def _require_folder() -> None:
+    """Refuse a shell's folder that was removed, or made anew, since the shell went there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError(
+            "the folder that this shell is in is there no more; go to another with `cd`, or into"
+            ' the one of its name with `cd "$PWD"`'
+        ) from None
 
 
 def _of_disk(error: Exception) -> str:

@@ -93,7 +93,8 @@ class TrialRequest(Config):
     def runs_user_code(self) -> bool:
         """Whether a part is not ours: it may hang, exit or print."""
         ours = CURRICULA.keys() - OF_LIBRARIES.keys()
-        named = [placed.domain.curriculum.name not in ours for placed in self.domains]
+        curricula = [placed.domain.curriculum for placed in self.domains]
+        named = [each.name not in ours or each.mcp is not None for each in curricula]
         named += [r.name not in REWARDS for placed in self.domains for r in placed.domain.rewards]
         named += [placed.domain.driver.name not in DRIVERS for placed in self.domains]
         return any(named) or any(":" in part.path for part in self.custom)

@@ -99,7 +99,8 @@ def _faults(model: type[Config], written: dict[str, Any]) -> list[str]:
     if "folder" in written.get("base", {}):
         whole.pop("base", None)  # which is a random one
     try:
-        model.model_validate(_filled(_merged(whole, written)))
+        made = model.model_validate(_filled(_merged(whole, written)))
+        assert model.model_validate_json(made.model_dump_json()) == made, "kept, then read again"
     except ValidationError as error:
         return [line for line in explain(error, model) if MISSING not in line]
     return []

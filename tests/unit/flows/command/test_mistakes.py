@@ -118,6 +118,17 @@ def test_a_mistake_is_named_with_what_to_do(
     assert re.search(MISTAKES[typed].format(here=here), said), said
 
 
+def test_a_folder_that_was_removed_under_the_shell_is_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for typed in (["preview", "a.jsonl", "--model", "m"], ["check", "./r.yaml"], ["recipes"]):
+        assert exit_code(typed) == 2
+        assert "is there no more; go to another with `cd`" in capsys.readouterr().err
+
+
 def test_a_pass_over_few_rows_is_said_to_teach_little(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -334,7 +334,7 @@ def context_notes(report: Report, recipe: Recipe) -> list[str]:
                 " recipe's domains."
             ]
         if report.state == "completed":
-            return ["The run was to evaluate nothing, so it has no scores; its page has the curves."]
+            return ["The run was to evaluate nothing: it has no scores. Its page has the curves."]
         return ["The run has no scores yet: its evaluation is not done."]
     experts = [name for name in recipe.experts if name in report.scores]
     if UNIFIED in report.scores and len(experts) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,25 @@ async def test_what_is_no_choice_is_refused(body: Any, status: int, tmp_path: Pa
     assert await said(LabelPage(pairs(), labels), "/choose", body) == status
     labels.close()
     assert not to.exists(), "nothing was chosen"
+
+
+async def test_a_choice_without_an_end_is_refused_as_it_comes(tmp_path: Path) -> None:
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 100:
+            sent += 1
+            yield b" " * 1024
+
+    labels = Labels(tmp_path / "pairs.jsonl", "ada")
+    given = httpx.Request("POST", "http://page/choose", content=pieces())
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(LabelPage(pairs(), labels).app)
+    ) as client:
+        assert (await client.send(given)).status_code == 400
+    assert sent < 10
+    labels.close()
 
 
 @pytest.mark.parametrize(

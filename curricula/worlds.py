@@ -6,7 +6,6 @@ own: `color red owner cat`. New facts are drawn for every problem, so nothing ca
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import sqlite3
@@ -28,6 +27,7 @@ from engines.types import (
     Tool,
     ToolCall,
 )
+from infra.processes.program_threads import wait_for_program
 from infra.sandbox.python import Demand, Limits, SandboxResult, run_python
 
 NOTHING = "no"
@@ -143,7 +143,7 @@ class WorldTools:
     async def answer(self, call: ToolCall) -> str:
         if call.name == SEARCH.name:  # takes microseconds: no thread needed
             return execute(call, self._world, self._sandbox)
-        return await asyncio.to_thread(execute, call, self._world, self._sandbox)
+        return await wait_for_program(execute, call, self._world, self._sandbox)
 
 
 def world_of(problem: Problem) -> World:

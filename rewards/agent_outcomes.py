@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
 from infra.back_ends import BackEnd, Call, is_same_value, solved, task_of
 from infra.errors import InputError
+from infra.processes.program_threads import wait_for_program
 from infra.repositories import Check, EditRefused, Files, Judgement, edited, judge, pool
 from infra.sandbox.python import DEMANDS, Demand
 from rewards.exact import is_said
@@ -124,7 +124,7 @@ class RepositoryTests:
             return Verdict(0.0, parts, "no final answer")
         if final == original:
             return Verdict(0.0, parts, "nothing was edited")
-        judged = await asyncio.to_thread(self._judged, reference, final)
+        judged = await wait_for_program(self._judged, reference, final)
         return Verdict(float(judged.passed), parts, judged.reason)
 
     def _judged(self, reference: Any, final: Files) -> Judgement:

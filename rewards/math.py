@@ -12,7 +12,6 @@ own: warm, asked over pipes, killed when it takes too long.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import os
@@ -30,6 +29,7 @@ from typing import Any, ClassVar, cast
 from engines.types import Transcript, Verdict
 from infra.errors import InputError, TributaryError
 from infra.json_text import value_text
+from infra.processes.program_threads import wait_for_program
 from rewards.mathematics.math_forms import same
 from rewards.mathematics.math_writing import plain
 from rewards.references import reference_of
@@ -137,7 +137,7 @@ class MathJudge:
     async def each_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two of each pair denote the same, all within the time of one comparison.
         Raises `TookTooLong`."""
-        return await asyncio.to_thread(self._ask, pairs)
+        return await wait_for_program(self._ask, pairs)
 
     def close(self) -> None:
         process, self._process = self._process, None

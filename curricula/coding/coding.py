@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from curricula.coding.repository import BETWEEN, KINDS, Repository, Size, draw_r
 from curricula.procedural import Draft, Family, Procedural, check_choice, check_count
 from curricula.worlds import ToolEpisode
 from engines.types import Environment, Episode, Message, Problem, Tool, ToolCall
+from infra.processes.program_threads import wait_for_program
 from infra.repositories import EditRefused, Files, edited, found, listed, pool, report, shortened
 from infra.sandbox.python import DEMANDS, Demand, level, require
 
@@ -89,7 +89,7 @@ class _Repository:
     async def answer(self, call: ToolCall) -> str:
         given = (call, self._files, self._reference, self._sandbox)
         if call.name == TEST.name:
-            told, self._files = await asyncio.to_thread(answer, *given)
+            told, self._files = await wait_for_program(answer, *given)
         else:  # takes microseconds: no thread needed
             told, self._files = answer(*given)
         return told

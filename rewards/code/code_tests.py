@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import re
@@ -15,6 +14,7 @@ from typing import ClassVar, get_args
 from engines.types import Transcript, Verdict
 from infra.code_tests import CodeTests, read_code_tests
 from infra.errors import InputError
+from infra.processes.program_threads import wait_for_program
 from infra.sandbox.kinds import process
 from infra.sandbox.pool import Pool
 from infra.sandbox.python import DEMANDS, Demand, level, require
@@ -91,7 +91,7 @@ class Code:
             code = last_block(transcript.answer)
             if code is None:
                 return self._verdict(Outcome(0, 1, "no_code", "no fenced block is in the answer"))
-            return self._verdict(await asyncio.to_thread(self._judge, code, tests))
+            return self._verdict(await wait_for_program(self._judge, code, tests))
         except InputError as error:
             raise InputError(f"problem {transcript.problem.id}: {error}") from None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,11 +18,13 @@ from tests.parts.agent_parts import Script, session_of
 pytestmark = pytest.mark.unit
 
 
-async def judged(program: str, tests: Json) -> tuple[float, str]:
+async def judged(program: str, tests: Json, limit: int = 6) -> tuple[float, str]:
     problem = Problem("p/1", "d", (Message("user", "q"),), reference={"tests": tests})
     answer = f"```python\n{program}\n```"
     said = (Message("assistant", answer),)
-    verdict = await Code(sandbox="unsafe")(Transcript(problem, said, Status.COMPLETED, 3))
+    verdict = await Code(sandbox="unsafe", time_limit=limit)(
+        Transcript(problem, said, Status.COMPLETED, 3)
+    )
     return verdict.score, verdict.reason
 
 
@@ -70,3 +74,13 @@ async def test_a_reason_that_is_kept_is_short() -> None:
     session = session_of(Script(lambda prompt: "no"))
     rollout = session.finish(End(Status.FAILED, "\ud800" + "y" * 99_999), {})
     assert rollout.transcript.reason == "?" + "y" * 1999 + "..."
+
+
+async def test_a_program_that_takes_its_time_keeps_no_thread_from_the_stage() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    sleeps = judged("import time\ntime.sleep(99)", {"inputs": ["1"], "outputs": ["1"]}, limit=1)
+    judging = asyncio.create_task(sleeps)
+    await asyncio.sleep(0.5)
+    await asyncio.wait_for(asyncio.to_thread(time.monotonic), 2)
+    assert not judging.done()
+    assert await judging == (0.0, "timeout: test 1 of 1: took over 1 s")

@@ -83,7 +83,7 @@ class Producer:
         self._roller = roller
         self.buffer = buffer
         self._policy = policy
-        self._group_size = group_size
+        self.group_size = group_size
         self.temperature = temperature
         """of the rollouts that begin from now on"""
         self._within = keep
@@ -126,7 +126,7 @@ class Producer:
             rollouts = await self._roller.roll_group(
                 ticket.domain,
                 ticket.problem,
-                ticket.group_size or self._group_size,
+                ticket.group_size or self.group_size,
                 temperature=self.temperature if temperature is None else temperature,
                 group_id=ticket.group_id,
                 seed_name=ticket.group_id,
@@ -207,7 +207,7 @@ class Producer:
 
     def _known_of(self, ticket: Ticket) -> dict[str, Finished]:
         """A ticket's rollouts that an earlier attempt finished, and that can be used."""
-        size = ticket.group_size or self._group_size
+        size = ticket.group_size or self.group_size
         ids = [f"{ticket.group_id}#{index}" for index in range(size)]
         found = {name: self._known[name] for name in ids if name in self._known}
         if ticket.number in self._taken and len(found) < len(ids):

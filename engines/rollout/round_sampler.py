@@ -61,14 +61,18 @@ class RoundSampler:
     policy: PolicyVersion
     tokens: int
     """of a rollout in a round"""
-    _restored: Sequence[tuple[int, int, float, int]] = ()
-    """tickets of a checkpoint, versions, temperatures, rounds; until the block begins"""
+    _restored: Sequence[tuple[int, int, float, int, int, int]] = ()
+    """tickets of a checkpoint, versions, temperatures, rounds, rollouts that are not over and their
+    tokens; until the block begins"""
     _rolling: dict[int, _Rolling] = field(default_factory=dict[int, _Rolling])
 
     async def __aenter__(self) -> Self:
         restored, self._restored = self._restored, ()
-        for number, version, temperature, round in restored:
-            self._start(self.producer.source.again(number), version, temperature, round)
+        for number, version, temperature, round, *unfinished in restored:
+            ticket = self.producer.source.again(number)
+            pace = Pace(self.tokens, round)
+            pace.unfinished = Unfinished(*unfinished)
+            self._start(ticket, version, temperature, pace)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -82,13 +86,15 @@ class RoundSampler:
         sampled, drawn = Sampled(), 0
         while self._is_short():
             count = self.producer.admission.in_rounds(
-                waiting=len(self.buffer), rolling=len(self._rolling), drawn=drawn,
+                waiting=len(self.buffer), rolling=len(self._rolling),
+                unfinished=sum(map(self._unfinished, self._rolling.values())), drawn=drawn,
                 steps_left=steps_left,
             )  # fmt: skip
             for rolling in self._rolling.values():
                 rolling.pace.begin_round(rolling.pace.round + 1)
             for ticket in self.producer.source.draw(count):
-                self._start(ticket, self.policy.version, self.producer.temperature)
+                pace = Pace(self.tokens)
+                self._start(ticket, self.policy.version, self.producer.temperature, pace)
             drawn += count
             if not self._rolling:
                 break
@@ -116,9 +122,12 @@ class RoundSampler:
         thread, what the data source needs besides."""
         state = self.producer.source.state(self.first_open)
         state["rolling"] = [
-            [number, each.version, each.temperature, each.pace.round]
+            [
+                number, each.version, each.temperature, each.pace.round,
+                each.pace.unfinished.rollouts, each.pace.unfinished.tokens,
+            ]
             for number, each in self._rolling.items()
-        ]
+        ]  # fmt: skip
         (folder / _FILE).write_text(json.dumps(state))
         return self.producer.source.take_unsaved()
 
@@ -138,8 +147,12 @@ class RoundSampler:
         due = self.producer.admission.due([born[n] for n in tickets], self.policy.version)
         return any(number in self._rolling for number in tickets[:due])
 
-    def _start(self, ticket: Ticket, version: int, temperature: float, round: int = 1) -> None:
-        pace = Pace(self.tokens, round)
+    def _unfinished(self, rolling: _Rolling) -> float:
+        """Share of a group's rollouts."""
+        size = rolling.ticket.group_size or self.producer.group_size
+        return rolling.pace.unfinished.rollouts / size
+
+    def _start(self, ticket: Ticket, version: int, temperature: float, pace: Pace) -> None:
         rolled = self.producer.roll_and_filter(ticket, pace, temperature)
         task = asyncio.create_task(rolled, name=f"ticket {ticket.number}")
         self._rolling[ticket.number] = _Rolling(ticket, version, temperature, pace, task)

@@ -88,11 +88,15 @@ class Admission:
         together = min(self.groups_per_step / _PARTS_OF_A_STEP, _MOST_AT_ONCE, limit - drawn)
         return 0 if rolling and count < together else count
 
-    def in_rounds(self, *, waiting: int, rolling: int, drawn: int, steps_left: int) -> int:
+    def in_rounds(
+        self, *, waiting: int, rolling: int, unfinished: float, drawn: int, steps_left: int
+    ) -> int:
         """How many may start beside the `rolling` ones, of which some go on in later steps, when
-        `drawn` were since the last update: none that could not be trained on in time."""
+        `drawn` were since the last update: none that could not be trained on in time.
+        `unfinished`: groups' worth of rollouts, of those that roll; it keeps servers busy."""
         in_time = self.groups_per_step * min(self.max_staleness + 1, steps_left)
-        most = min(self._wave(0), in_time) - waiting - rolling
+        more = math.ceil(self._wave(0) - waiting - unfinished)
+        most = min(more, in_time - waiting - rolling)
         return max(0, min(most, self.waves * self._wave(0) - drawn))
 
     def due(self, versions: Sequence[int], now: int) -> int:

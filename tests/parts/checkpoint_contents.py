@@ -251,7 +251,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/rollout/filters.py:ProcessFilter": {"process": "handle"},
     "engines/rollout/producer.py:Producer": {
         **_all("source _roller buffer _policy _journal _turns _filter", "handle"),
-        **_all("admission _group_size _within", "spec"),
+        **_all("admission group_size _within", "spec"),
         **_all("_known _taken _repeated", "notes"),
         "recovered": "empty",
         "temperature": "temperature.json",

@@ -61,6 +61,10 @@ def variants() -> list[Case]:
             LEAST,
         ),
         Case("each server lost every 4 hours", replace(base, hours_to_failure=4.0)),
+        Case(
+            "in turns, partial rollouts of 2,048 tokens, oversample 1.5",
+            replace(base, round_tokens=2048, oversample=1.5, warm_up=6, steps=12),
+        ),
     ]
 
 

@@ -87,9 +87,7 @@ async def test_a_step_ends_without_long_rollouts_and_none_of_their_tokens_is_los
     trained = [s for step in samples_of(results) for s in step]
     spans = [s for s in trained if len(s.weight_versions.sampled) > 1]
     assert len(spans) > 5, "they went on with newer weights"
-    assert all(s.weight_versions.sampled <= {v - 1, v, v + 1} for s in spans for v in [
-        sorted(s.weight_versions.sampled)[len(s.weight_versions.sampled) // 2]
-    ])  # fmt: skip
+    assert all(max(s.weight_versions.sampled) - s.weight_versions.oldest <= 2 for s in spans)
     whole = {s.rollout_id: s.tokens.tolist() for s in trained}
     unhurried = await Parts(
         story, domains=[domain("d", reward, max_new_tokens=LONGEST)], oversample=2.0, waves=3

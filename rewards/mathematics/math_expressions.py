@@ -49,6 +49,8 @@ def same_expression(gold: str, answer: str, judge: Judge) -> bool:
         return True
     if re.search(r"\\text\{", answer) or _leaves_open(gold, answer):
         return False
+    if re.search(r"\. ", gold + answer):  # it would read what follows a full stop alone
+        return False
     if _drops(gold) != _drops(answer) or _divides(gold) != _divides(answer):
         return False
     if _reorders(gold, answer):

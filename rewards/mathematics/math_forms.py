@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rewards.mathematics.math_expressions import Judge, same_expression
 from rewards.mathematics.math_numbers import Number, read_number, same_number
 from rewards.mathematics.math_words import (
+    DATE,
     choice_of,
     chosen_in,
     same_measure,
@@ -30,6 +31,7 @@ _LABEL = re.compile(
     r"(?!.*\b(?:not|wrong|incorrect|false|minus|negative|less|more|least|most|than)\b)"
     r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)"
 )
+_WORDS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,} ")
 _NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])+\)")
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
@@ -75,6 +77,8 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
         return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
+    if DATE.search(gold):
+        return False
     number = read_number(gold)
     if number is not None:
         return _is_number(number, answer)
@@ -314,6 +318,8 @@ def _cells(text: str) -> list[list[str]] | None:
 def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
     """A name with its value, which is worth the value alone: `x=5` and `5`."""
     wanted, said = _EQUALS.split(gold), _EQUALS.split(answer)
+    if any(_WORDS.search(part) for part in (*wanted[1:-1], *said[1:-1])):  # `x = 3 when y = 2`
+        return False
     if len(wanted) == 1:
         if len(said) == 1:
             return None

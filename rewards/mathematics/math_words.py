@@ -10,12 +10,15 @@ from typing import NamedTuple
 from rewards.mathematics.math_numbers import read_number, read_unit
 from rewards.mathematics.math_writing import unmarked
 
+_TEXT_OF_CHOICE = r"[\d.¤]|-\d|\\(?:frac|sqrt|pi)\b"
 _CHOICE = re.compile(
-    r"\(?([A-Z])\)?|\(([A-J])\)\s*((?:[\d.¤]|-\d|\\(?:frac|sqrt|pi)\b|(?!(?:and|or)\b)[A-Za-z]{2}).*)"
+    rf"\(?([A-Z])\)?|\(([A-J])\)\s*((?:{_TEXT_OF_CHOICE}|(?!(?:and|or)\b)[A-Za-z]{{2}}).*)"
+    rf"|([A-J])[.)] ?((?:{_TEXT_OF_CHOICE}|[A-Z][a-z]).*)"  # but `E. coli` is a name
 )
 _CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
 _CHOSEN_TOO = re.compile(r"(?:[,;]|\b(?:and|or)\b) ?\(?[A-Z](?:\)|[.:])|[,;] ?[A-Z]$")
 """behind one choice, another: `(A), (B)`, but not `D. Both A and B`"""
+DATE = re.compile(r"^\d+(?:[-/.]\d+){2,}$")
 _WORD = re.compile(r"(?:(?<!\d)[+-] ?(?=\d))?(?:\d+(?:[.:/-]\d+)+|[^\W_]+)%?")
 """also a number with its sign and all its digits, a date or a time"""
 
@@ -44,7 +47,9 @@ class Choice(NamedTuple):
 def choice_of(gold: str) -> Choice | None:
     """None where a reference is no choice."""
     found = _CHOICE.fullmatch(unmarked(gold))
-    return Choice(found[1] or found[2], found[3] or "") if found else None
+    if not found:
+        return None
+    return Choice(found[1] or found[2] or found[4], found[3] or found[5] or "")
 
 
 def chosen_in(answer: str) -> Choice | None:
@@ -66,7 +71,8 @@ def same_words(gold: str, answer: str) -> bool:
 def _words(text: str) -> list[str]:
     """Empty where it is no text."""
     text = unmarked(text)
-    if re.search(r"[\\^_{}=<>+*|¤]", text) or not re.search(r"[A-Za-z]{3}|\d:\d|(?i:^no$)", text):
+    says = rf"[A-Za-z]{{3}}|\d:\d|(?i:^no$)|{DATE.pattern}"
+    if re.search(r"[\\^_{}=<>+*|¤]", text) or not re.search(says, text):
         return []
     text = re.sub(r"(?<=\b[A-Za-z])\.|(?<=\d),(?=\d{3}(?!\d))", "", text).casefold()
     return [re.sub(r"(?<![\d.])0+(?=\d)", "", word) for word in _WORD.findall(text)]

@@ -51,6 +51,7 @@ def _environment() -> Environment:
         "points": lambda value: f"{100 * value:+.1f}",
         "p_value": p_text,
         "unbroken": unbroken,
+        "with_code": with_code,
         "trusted": Markup,
         "web_address": _web_address,
         "inlined": _inlined,
@@ -63,6 +64,13 @@ def _environment() -> Environment:
 def _web_address(url: str) -> str:
     """The address, if a page may link to it; else empty."""
     return url if is_web_address(url) else ""
+
+
+def with_code(text: str) -> Markup:
+    """Escaped, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(shown(text)))))
 
 
 def unbroken(text: str) -> str:

@@ -17,6 +17,7 @@ from flows.command.live_table import show_end
 from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train
 from flows.reports.page import markdown, page
+from flows.reports.rendering import with_code
 from flows.reports.report import Report, build_report, notes, score_table, training_table
 from flows.running.finish import message_of, result_of
 from flows.running.new_run import new_run
@@ -216,7 +217,7 @@ def test_the_notes_of_one_expert_s_run_speak_of_no_other(record: RunRecord) -> N
     alone = _report(record).model_copy(update={"scores": {"agent": {"agent": 0.5}}})
     said = " ".join(notes(alone, record.recipe()))
     assert "missing token: agent 30%." in said
-    assert "unified" not in said
+    assert "by construction" not in said, "there is no unified model"
 
 
 def test_each_flaw_of_a_curriculum_is_one_that_reports_know() -> None:
@@ -272,6 +273,11 @@ def test_a_stage_that_scored_its_policy_on_the_way_is_shown_with_its_curve_and_t
     text = page(record, report, plan_post_train(record.recipe()))
     assert "held out: agent" in text
     assert "Idle: trainer 0%, servers 100%" in text
+
+
+def test_names_in_a_warning_are_shown_as_code_and_marks_of_others_as_text() -> None:
+    said = with_code("raise `a<b`, or <c>: \x1b`")
+    assert said == "raise <code>a&lt;b</code>, or &lt;c&gt;: \\x1b`"
 
 
 def test_what_is_wrong_with_a_result_is_said_wherever_the_run_is_shown(

@@ -24,7 +24,7 @@ from infra.code.digest import digest_of, sha256_of
 from infra.data_files.heads import other_kind_of
 from infra.data_files.packaged import PackagedFile, fetched, is_packaged
 from infra.errors import InputError
-from infra.home import home
+from infra.home import copy_within_room, home, require_room, room_in
 from infra.secret_references import plain_address
 from infra.shown_text import markdown_text
 from infra.store.evicted import evict, hold, limit_bytes
@@ -99,8 +99,14 @@ def _on_this_machine(place: str) -> Path:
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             draft = copy.with_suffix(f".{os.getpid()}")
-            fs.get_file(path, str(draft))
-            os.rename(draft, copy)
+            try:
+                with fs.open(path, "rb") as source:
+                    copy_within_room(source, draft, place)
+                os.rename(draft, copy)
+            finally:
+                draft.unlink(missing_ok=True)
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{place} is missing; name a GGUF file, or a folder") from None
     except Exception as error:
@@ -304,6 +310,7 @@ def _write_weights(
         end = at + prod(size) * _BYTES[kind]
         header[name] = {"dtype": kind, "shape": list(size), "data_offsets": [at, end]}
         at = end
+    require_room("its weights, written out,", at, room_in(file.parent))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as out:

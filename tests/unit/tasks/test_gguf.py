@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import gguf
 import numpy as np
 import pytest
@@ -285,6 +288,20 @@ def test_tensors_that_share_their_bytes_are_refused(tmp_path: Path):
         content = content[:at] + bytes(8) + content[at + 8 :]
     file.write_bytes(content[: len(content) // 2])
     assert "its tensors lie over each other" in _refused(file)
+
+
+def test_nothing_that_is_fetched_or_converted_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with fsspec.open("memory://far/endless.gguf", "wb") as far:
+        far.write(b"GGUF" + b"\0" * (1 << 22))
+    write_gguf(tmp_path / "m.gguf", small_model(tmp_path / "model", "llama"))
+    Usage = namedtuple("Usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(9999))
+    assert "endless.gguf has more than 9e-06 GB" in _refused("memory://far/endless.gguf")
+    kept = tmp_path / "home" / "cache" / "models"
+    assert [file for file in kept.rglob("endless*") if file.is_file()] == []
+    assert "its weights, written out, has more" in _refused(tmp_path / "m.gguf")
 
 
 def test_long_pieces_of_a_vocabulary_are_not_taken_apart():

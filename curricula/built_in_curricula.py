@@ -36,7 +36,7 @@ WITH_TOOLS = "curricula.mcp.mcp_tools:with_tools"
 
 BUILT_IN: Mapping[str, str] = {
     "reasoning": "curricula.reasoning:Reasoning",
-    "reasoning-gym": "curricula.reasoning_gym:ReasoningGym",
+    "reasoning-gym": "curricula.library_tasks:ReasoningGym",
     "agent": "curricula.agent:Agent",
     "coding": "curricula.coding.coding:Coding",
     "browsing": "curricula.browsing:Browsing",

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from flows.distill_rounds import FLOW as DISTILL_ROUNDS
-from flows.distill_rounds import plan_distill_rounds
 from flows.explain import nearest
 from flows.plan import PlannedStage
-from flows.post_train import plan_evaluate, plan_expert, plan_post_train
+from flows.post_train import FLOW as DISTILL_ROUNDS
+from flows.post_train import plan_distill_rounds, plan_evaluate, plan_expert, plan_post_train
 from flows.recipe import Recipe
 from flows.running.chosen_stages import chosen_of, narrowed, needed_by
 from infra.errors import InputError

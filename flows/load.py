@@ -11,8 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from flows.explain import explained, nearest, not_a_recipe, yaml_fault
-from flows.extend import Merged, entry_of
-from flows.file_places import place_files
+from flows.file_places import Merged, entry_of, place_files
 from flows.recipe import NAME_PATTERN, Recipe
 from infra.data_files.heads import read_text
 from infra.errors import InputError

@@ -23,8 +23,7 @@ from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.mine.spec import MineSpec
 from tasks.path_context import AdmittedBy, Place, keeps_groups
 from tasks.reward.spec import RewardSpec
-from tasks.served.served_roles import ServedRole, is_stage
-from tasks.served.served_teachers import asked_roles
+from tasks.served.served_roles import ServedRole, asked_roles, is_stage
 from tasks.served.spec import ServedSettings, ServedSpec
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageResources, StageSpec, admitted_role

@@ -21,7 +21,7 @@ from engines.weights.spec import WeightTransport
 from infra.config import Config
 from infra.errors import InputError
 from infra.store.manifest import StageWarning
-from infra.store.retention import NoteKind, Retention
+from infra.store.removal import NoteKind, Retention
 from infra.user_files import UserFiles
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tasks.message_files.spec import RowFiles
     from tasks.path_context import Place
     from tasks.policy import PolicySettings
-    from tasks.served.served_teachers import ServedTeacher
+    from tasks.served.served_roles import ServedTeacher
 
 RANK = "engines.megatron.ranks.rank:TrainerRank"
 SERVERS = "engines.sglang.servers.server_units:ServerUnits"

@@ -14,13 +14,12 @@ from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import ASKED, TALKS, read_asked, read_system, with_system
 from curricula.rows.conversation import fault_of_calls, fault_of_text
 from curricula.rows.fields import Fields, lacking
-from curricula.rows.layouts import read_tools, refuse_unread
+from curricula.rows.layouts import PROMPTS_READ, nearest_prompt, read_tools, refuse_unread
 from curricula.rows.messages import Reading, Turn
-from curricula.rows.nearest import PROMPTS_READ, nearest_prompt
 from curricula.rows.texts import shallow, text_of
-from curricula.rows.thoughts import read_switches
+from curricula.rows.tools import read_switches
 from engines.types import Json, Message, Tool
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.json_text import value_text
 
 PROMPTS = (

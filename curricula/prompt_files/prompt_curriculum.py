@@ -10,13 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from curricula.prompt_files.contamination import HeldOutWords
-from curricula.prompt_files.index import RowIndex, open_index
-from curricula.prompt_files.index_builder import SPLITS, Counts
+from curricula.prompt_files.index import SPLITS, Counts, RowIndex, open_index
 from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptFiles
 from curricula.splits import EpochOrders
 from engines.types import Demonstration, Message, Problem, Split
-from infra.data_files.tally import BadRow, Reason, many_left_out
+from infra.data_files.rows import BadRow, Reason, many_left_out
 from infra.errors import InputError
 from infra.store.manifest import StageWarning
 

@@ -9,7 +9,7 @@ from curricula.rows.fields import Fields
 from curricula.rows.texts import parsed_object
 from engines.types import Json
 from infra.code_tests import OTHER_CHECKS, CodeTests, read_code_tests
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.errors import InputError
 
 TESTS = "tests"

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from curricula.rows.columns import Layout
+from curricula.rows.conversation import Layout
 from infra.config import RESULT_NEUTRAL, Config, one_or_more, require_comparable
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -11,7 +11,7 @@ from curricula.rows.meaning import Meaning, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import kind_of, text_of
 from engines.types import Message
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 SYSTEM = ("system", "system_prompt", "system_message")

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from curricula.rows.fields import Fields
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 
 
 class _Names(NamedTuple):

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
-from curricula.rows.columns import Layout
-from curricula.rows.fields import Fields, is_empty
+from curricula.rows.conversation import Layout
+from curricula.rows.fields import Fields, is_empty, without_filled_nulls
 from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_cut, refuse_failed, refuse_meaning
-from curricula.rows.nulls import without_filled_nulls
 from curricula.rows.texts import (
     are_tokens,
     is_blank,
@@ -21,10 +20,9 @@ from curricula.rows.texts import (
     text_of,
     thought_in,
 )
-from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
-from curricula.rows.tools import Call, calls_of
+from curricula.rows.tools import THOUGHTS, Call, calls_of, refuse_other_thoughts
 from engines.types import Message, Tool
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.json_text import json_fault
 
 Role = Literal["system", "user", "assistant", "tool"]

@@ -27,17 +27,16 @@ from curricula.rows.asked import (
     what_follows,
     with_system,
 )
-from curricula.rows.columns import Columns, Layout
-from curricula.rows.conversation import Conversation, fault_of
+from curricula.rows.conversation import Columns, Conversation, Layout, fault_of
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_row, read_tools, refuse_unread
 from curricula.rows.meaning import LEARNED, Meaning, carries, refuse_meaning, refuse_other_winner
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import is_blank, parsed, shallow, text_of
-from curricula.rows.thoughts import is_like_a_thought
+from curricula.rows.tools import is_like_a_thought
 from engines.types import Message, Tool
 from infra.config import Config
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 
 
 class PairColumns(Config):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.json_text import parse_json
 
 P = ParamSpec("P")

@@ -13,8 +13,7 @@ from engines.algorithms.advantages import (
 )
 from engines.algorithms.aggregation import RolloutMean
 from engines.algorithms.divergences import DivergenceLoss
-from engines.algorithms.losses import DisLoss, GspoLoss, PairLoss, ReinforceLoss
-from engines.algorithms.penalties import Kl
+from engines.algorithms.losses import DisLoss, GspoLoss, Kl, PairLoss, ReinforceLoss
 from engines.algorithms.preference_losses import has_reference
 from engines.algorithms.spec import Algorithm
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from engines.memory import loss as tiling
+from engines.memory import activations as tiling
 
 
 def linear_logprobs(

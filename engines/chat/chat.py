@@ -13,13 +13,11 @@ from engines.chat import template_bounds
 from engines.chat.chat_folder import ChatFolder, load_chat_folder
 from engines.chat.chat_turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.chat.completeness import Completeness
-from engines.chat.control_tokens import ControlTokens
 from engines.chat.mode import Mode, Thoughts
 from engines.chat.pieces import Pieces
-from engines.chat.plain_texts import PlainTexts
+from engines.chat.special_tokens import ControlTokens, TokenizedText, TurnEnds
 from engines.chat.template import DATE
-from engines.chat.training_text import TrainingText, cut
-from engines.chat.turn_ends import TokenizedText, TurnEnds
+from engines.chat.training_text import PlainTexts, TrainingText, cut
 from engines.types import AssistantTurn, Message, Problem, TokenIds, Tool
 from infra.errors import InputError
 

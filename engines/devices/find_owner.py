@@ -12,10 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engines.devices.device_kinds import KINDS
 from engines.devices.owner import DeviceOwner
 from engines.devices.ray_cluster import NAMESPACE, connect, on_node, own_node
-from engines.devices.units import OwnerSettings
+from engines.devices.units import KINDS, OwnerSettings
 from engines.families.common.registry import family_modules
 from infra.code.identity import PACKAGES, files_of
 from infra.home import SOURCE_ROOT, home

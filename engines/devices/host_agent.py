@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
-from engines.devices.hosts import Host, Hosts
-from engines.devices.ray_cluster import on_node, own_node
+from engines.devices.ray_cluster import Host, Hosts, on_node, own_node
 from infra.home import home
 from infra.hooks import resolve
 from infra.processes.leftovers import claim_private_folder

@@ -21,11 +21,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from engines.devices.device_kinds import KINDS, SETTINGS, Kind
 from engines.devices.host_agent import HostAgent
 from engines.devices.lease import Lease, LeaseBook
 from engines.devices.ray_cluster import dead_drivers
-from engines.devices.units import Grant, OwnerSettings, Request, Units
+from engines.devices.units import KINDS, SETTINGS, Grant, Kind, OwnerSettings, Request, Units
 from infra.errors import EngineError
 from infra.hooks import resolve
 from infra.processes.coroutines import all_or_first_error

@@ -1,6 +1,11 @@
 """The one place that connects to Ray, and what every detached actor of ours needs around it.
 
 Importing this file imports no ray: `connect` does, once a process.
+
+The hosts of the cluster, as the owner of devices sees them: its own first, others by address.
+
+The agent of its own host is in the owner's process; that of another one is an actor there, started
+when something is to run there, and ended with the owner.
 """
 
 from __future__ import annotations
@@ -9,10 +14,14 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.errors import InfrastructureError, InputError
+from infra.errors import EngineError, InfrastructureError, InputError, TributaryError
+from infra.hooks import resolve
 
 NAMESPACE = "tributary"
 _PROBE_S = 5.0
@@ -108,3 +117,155 @@ def dead_drivers(candidates: set[str]) -> set[str]:
 
     table: list[dict[str, Any]] = state.job_table()
     return {job["JobID"] for job in table if job["JobID"] in candidates and job["IsDead"]}
+
+
+_PROCESS = "engines.devices.host_agent:HostProcess"
+"""by name: it has an agent of its own"""
+_ACCELERATOR = "accelerator_type:"
+"""what Ray's names of a host's kind of GPU begin with"""
+_START_S = 180.0
+OWN = ""
+"""node of the host on which this process runs, as long as there is no other"""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Example: Host("4f1c...", "10.0.0.7", 8, 9)"""
+
+    node: str
+    """Ray's name of it, another one each time it joins"""
+    address: str
+    num_gpus: int
+    first_gpu: int = 0
+    """number of its first GPU in the cluster; the others follow"""
+    kind: str = ""
+    """of its GPUs, as Ray finds it, e.g. h100; empty: not known"""
+
+
+class Hosts:
+    """Methods may be called from any thread."""
+
+    def __init__(self, num_gpus: int) -> None:
+        """`num_gpus`: that the owner holds on its own host."""
+        self.own = Host(OWN, "", num_gpus)
+        self._known: tuple[Host, ...] = (self.own,)
+        self._first_gpus = {("", num_gpus): 0}
+        """by address and number of GPUs: a host that comes back has the same numbers"""
+        self._agents: dict[str, RemoteAgent] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def known(self) -> Sequence[Host]:
+        """Those that units are given to, as `look` found them: all with GPUs if one has any."""
+        with_gpus = [host for host in self._known if host.num_gpus]
+        return with_gpus or self._known
+
+    def living(self, node: str) -> Host | None:
+        return next((host for host in self._known if host.node == node), None)
+
+    def with_gpu(self, number: int) -> Host:
+        """Of the GPU with this number in the cluster. Raises EngineError if its host is lost."""
+        for host in self._known:
+            if host.first_gpu <= number < host.first_gpu + host.num_gpus:
+                return host
+        raise EngineError(f"the host of GPU {number} is lost")
+
+    def look(self) -> None:
+        """Ask the cluster's head which hosts there are. It blocks."""
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            return
+        own = own_node()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        mine = next((node for node in alive if node["NodeID"] == own), None)
+        self.own = replace(self.own, kind=_kind(mine) if mine else self.own.kind)
+        found = sorted((n for n in alive if n["NodeID"] != own), key=_address)
+        others = [self._host(node) for node in found]
+        self._known = (self.own, *others)
+        with self._lock:
+            for node in self._agents.keys() - {host.node for host in others}:
+                del self._agents[node]
+
+    def _host(self, node: Any) -> Host:
+        address, gpus = _address(node), int(node["Resources"].get("GPU", 0))
+        # A number is left out between two hosts: GPUs with successive ones are of one host.
+        following = max(first + n for (_, n), first in self._first_gpus.items()) + 1
+        first = self._first_gpus.setdefault((address, gpus), following)
+        return Host(node["NodeID"], address, gpus, first, _kind(node))
+
+    def agent(self, host: Host) -> RemoteAgent:
+        """Of another host, a new one where it died. It blocks; raises EngineError."""
+        with self._lock:
+            known = self._agents.get(host.node)
+            if known is None or known.is_dead:
+                known = self._agents[host.node] = RemoteAgent(host)
+            return known
+
+    def close(self) -> None:
+        """End the agents of other hosts, with all that they started."""
+        with self._lock:
+            for agent in self._agents.values():
+                agent.end()
+            self._agents.clear()
+
+
+class RemoteAgent:
+    """The agent of another host. Methods block, and raise EngineError if it or its host is lost."""
+
+    def __init__(self, host: Host) -> None:
+        import ray
+
+        self.is_dead = False
+        self._host = host
+        actor: Any = ray.remote(resolve("host agent", _PROCESS, {}))
+        self._actor = actor.options(
+            num_cpus=0, num_gpus=host.num_gpus, max_concurrency=64, max_restarts=0,
+            scheduling_strategy=on_node(host.node),
+        ).remote(host.num_gpus)  # fmt: skip
+        try:
+            self._ask(self._actor.ready.remote(), _START_S)
+        except EngineError:
+            self.end()
+            raise
+
+    def gpu_environment(self, device: int) -> dict[str, str]:
+        return self._ask(self._actor.gpu_environment.remote(device), _START_S)
+
+    def call(self, part: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """Let `part`, a `module:Class` that is made of the agent there, do something."""
+        return self._ask(self._actor.call.remote(part, method, arguments), timeout_s)
+
+    def end(self) -> None:
+        import ray
+
+        ray.kill(self._actor, no_restart=True)
+
+    def _ask(self, call: Any, timeout_s: float) -> Any:
+        import ray
+        from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+
+        try:
+            return ray.get(call, timeout=timeout_s)
+        except RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, TributaryError):
+                raise cause from None
+            raise EngineError(f"host {self._host.address}: {cause or error}") from error
+        except GetTimeoutError:
+            raise EngineError(
+                f"host {self._host.address} gave no answer within {timeout_s:.0f} s"
+            ) from None
+        except RayError as error:
+            self.is_dead = isinstance(error, ActorDiedError)
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise EngineError(f"the agent of host {self._host.address} is lost: {first}") from error
+
+
+def _kind(node: Any) -> str:
+    """Example: "accelerator_type:H100" -> "h100"."""
+    found = [n for n in node["Resources"] if n.startswith(_ACCELERATOR)]
+    return found[0].removeprefix(_ACCELERATOR).lower() if found else ""
+
+
+def _address(node: Any) -> str:
+    return node["NodeManagerAddress"]

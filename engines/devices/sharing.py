@@ -20,8 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from engines.devices.device_kinds import SERVER_PARTS, TRAINER_PARTS, ServerPart, TrainerPart
-from engines.devices.units import Held
+from engines.devices.units import SERVER_PARTS, TRAINER_PARTS, Held, ServerPart, TrainerPart
 from infra.errors import EngineError
 
 _log = logging.getLogger(__name__)

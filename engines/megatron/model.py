@@ -35,7 +35,7 @@ from engines.megatron.rotary import rotary_factors
 from engines.megatron.train.pack import Angles, Pack
 
 if TYPE_CHECKING:
-    from engines.megatron.rl.top_tokens import TopTokens
+    from engines.megatron.rl.teachers import TopTokens
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ACTIVATIONS: Mapping[str, Any] = {

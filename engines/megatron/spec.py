@@ -134,9 +134,9 @@ class CriticSettings(Config):
 Role = Literal["sft", "preference", "reward", "policy", "critic"]
 
 ROLES: Mapping[Role, str] = {
-    "sft": "engines.megatron.train.sft_trainer:SftTrainer",
-    "preference": "engines.megatron.train.preference_trainer:PreferenceTrainer",
-    "reward": "engines.megatron.train.reward_trainer:RewardTrainer",
+    "sft": "engines.megatron.train.policy_trainers:SftTrainer",
+    "preference": "engines.megatron.train.policy_trainers:PreferenceTrainer",
+    "reward": "engines.megatron.train.value_trainers:RewardTrainer",
     "policy": "engines.megatron.rl.trainer:RlTrainer",
-    "critic": "engines.megatron.train.critic:CriticTrainer",
+    "critic": "engines.megatron.train.value_trainers:CriticTrainer",
 }

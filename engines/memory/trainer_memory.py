@@ -10,12 +10,14 @@ from typing import Any
 from engines.megatron.spec import Lora, Parallel
 from engines.memory.activations import (
     NOTHING,
+    LossMemory,
+    Place,
     Recompute,
     kept_values,
+    loss_memory,
     micro_batches_in_flight,
     working_values,
 )
-from engines.memory.loss import LossMemory, Place, loss_memory
 from engines.memory.model_size import ModelSize
 
 RUNTIME_BYTES: dict[Place, int] = {"cpu": 0, "cuda": 4 * 10**9}

@@ -36,10 +36,18 @@ from engines.sglang.answers import (
     refusal,
 )
 from engines.sglang.http import connections, read_bounded
-from engines.sglang.in_flight import STALL_S, InFlight, Progress, SentRequest
 from engines.sglang.routed_batch import names_of, pack
 from engines.sglang.spec import MOST_RUNNING, Routing
-from engines.sglang.turn_queue import LANE_HEADER, AskedTurn, Batch, TurnQueue
+from engines.sglang.turn_queue import (
+    LANE_HEADER,
+    STALL_S,
+    AskedTurn,
+    Batch,
+    InFlight,
+    Progress,
+    SentRequest,
+    TurnQueue,
+)
 from engines.types import Generation, Sampling, TokenIds
 from infra.errors import EngineError
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from engines.devices import stage_lease
-from engines.devices.device_kinds import SERVER_PARTS, ServerPart
-from engines.devices.stage_lease import StageLease
-from engines.devices.units import Held, Request
+from engines.devices.lease import StageLease
+from engines.devices.lease import prewarm as prewarm_units
+from engines.devices.units import SERVER_PARTS, Held, Request, ServerPart
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
@@ -36,7 +35,7 @@ _CACHE_ANSWER_S = 5.0
 
 async def prewarm(pool_servers: int) -> None:
     """Load SGLang in the background, so that a lease finds it warm."""
-    await stage_lease.prewarm("server", pool_servers)
+    await prewarm_units("server", pool_servers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,18 +26,16 @@ def register() -> None:
     server_hooks.install_fp8_folders()
     if not has_cuda():
         from engines.sglang import last_turn
-        from engines.sglang.cpu import cpu_attention, fp8_products, host_memory, latent_attention
-        from engines.sglang.cpu import row_invariant as rows
-        from engines.sglang.cpu import seeded_sampling as seeded
+        from engines.sglang.cpu import cpu_attention, host_memory, row_invariant, seeded_sampling
 
         cpu_attention.install()
-        rows.install_trunk()
+        row_invariant.install_trunk()
         last_turn.install()
-        rows.install()
-        seeded.install()
-        latent_attention.install()
+        row_invariant.install()
+        seeded_sampling.install()
+        cpu_attention.install_latent()
         host_memory.install()
-        fp8_products.install()
+        row_invariant.install_fp8()
     _registered = True
 
 

@@ -23,10 +23,10 @@ from engines.sglang.http import UnknownRequest, call
 from engines.weights.buckets import Bucket, Memory, OwnMemory, TrainedWeights
 from engines.weights.ranks import Ranks
 from engines.weights.reach import ANSWER_S, REACH
-from engines.weights.recheck import checked
 from engines.weights.shared_memory import pickled, places_in, tell
 from engines.weights.transport import PublishReport, Target
 from engines.weights.update import Servers, Update, finish
+from engines.weights.weight_stream import checked
 from infra.errors import EngineError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import TAKE_S, Bucket, TrainedWeights
-from engines.weights.recheck import checked_stream
 from engines.weights.transport import PublishReport, Target
 from engines.weights.update import Servers
+from engines.weights.weight_stream import checked_stream
 from infra.processes.leftovers import note_torch_memory
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import store_at
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.errors import InputError, StorageError, TributaryError
 from infra.home import home
 from infra.processes.leftovers import temporary_folder
@@ -33,7 +33,7 @@ from tasks.distill.spec import DistillSpec
 from tasks.domain import Domain
 from tasks.message_files.spec import MessageFiles, RowFiles
 from tasks.mid_training.spec import TextFiles
-from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.folder_report import template_text
 from tasks.model_folder.model_files import local_folder
 from tasks.preference.row_faults import fault_beside
 from tasks.rl.spec import RlSpec

@@ -21,7 +21,7 @@ from engines.megatron.options import (
     check_replay,
 )
 from engines.megatron.spec import Optimizer, Parallel
-from engines.sglang.idle_options import idle_options
+from engines.sglang.arguments import idle_options
 from engines.sglang.server_options import check_options, check_parallel
 from flows.plan import BASE, PlannedStage
 from flows.recipe import Recipe
@@ -32,7 +32,7 @@ from tasks.base.random_model import hf_config
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.mid_training.spec import MidTrainingSpec
 from tasks.model_folder.folder_report import ModelReport, report_model
-from tasks.served.served_folder import served_folder_problems
+from tasks.served.body import served_folder_problems
 from tasks.stage import StageSpec
 
 _HALF_TYPES = ("bfloat16", "float16", "half")

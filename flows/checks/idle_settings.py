@@ -33,7 +33,7 @@ from pydantic import BaseModel
 from curricula.built_in_curricula import BUILT_IN as CURRICULA
 from curricula.prompt_files.spec import PromptFiles
 from engines.rollout.protocols import DRIVERS, FILTERS
-from engines.sglang.idle_options import idle_at_external, idle_on_cpu
+from engines.sglang.arguments import idle_at_external, idle_on_cpu
 from engines.types import Split
 from flows.path import PathStage
 from flows.plan import PlannedStage

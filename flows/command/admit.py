@@ -15,7 +15,7 @@ from curricula.built_in_curricula import build
 from curricula.splits import Admissible
 from engines.types import Split
 from flows.checks.hook_checks import own_files
-from flows.command.output import CommandConsole, print_json
+from flows.command.app import CommandConsole, print_json
 from flows.explain import nearest
 from flows.load import load_recipe
 from infra.errors import InputError

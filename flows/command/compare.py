@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.catalog import plan_of
-from flows.command.output import CommandConsole, print_json, text_table
+from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.show import open_page
 from flows.diff import Diff, Setting, StageFate, compare_sides, side_of
 from flows.plan import EVALUATE, LM_EVAL

@@ -15,10 +15,9 @@ from typing import Any, TypeAlias, get_args
 from rich.markup import escape
 
 from engines.algorithms.parts import Need
-from flows.checks.contracts import Contract, faults_of
-from flows.checks.hook_checks import hook_problems
+from flows.checks.hook_checks import Contract, faults_of, hook_problems
 from flows.checks.trial.tried_parts import OfDomain, findings_about
-from flows.command.output import CommandConsole, print_json
+from flows.command.app import CommandConsole, print_json
 from flows.load import load_recipe
 from flows.recipe import Recipe
 from infra.errors import InputError, TributaryError

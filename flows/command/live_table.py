@@ -12,12 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flows.command.output import duration, text_table
+from flows.command.app import duration, text_table
 from flows.plan import PlannedStage
-from flows.reports.charts import curve_table
+from flows.reports.charts import curve_table, pathology_table
 from flows.reports.outcome import state_line, warning_lines, what_training_did
 from flows.reports.page import report_path
-from flows.reports.pathology_rates import pathology_table
 from flows.reports.report import (
     Report,
     build_report,

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from flows.command.output import CommandConsole, print_json, text_table
+from flows.command.app import CommandConsole, print_json, text_table
 from flows.diff import Difference, differences, listed
 from flows.explain import nearest
 from flows.load import (

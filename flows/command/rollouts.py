@@ -15,7 +15,7 @@ from rich.text import Text
 from engines.rollout.records.dataset import ParquetRows
 from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow
 from engines.types import Status
-from flows.command.output import CLOSE, OPEN, CommandConsole, print_json
+from flows.command.app import CLOSE, OPEN, CommandConsole, print_json
 from flows.command.samples import Found, Range, SampleHead, Samples, ShownSample, find_samples
 from infra.errors import InputError
 from infra.shown_text import shown

@@ -86,7 +86,7 @@ def start_flow(
     `asked`: how a form would ask for the recipe by its name, if it has one.
     """
     from flows.checks.recipe_checks import cautions, check_recipe
-    from flows.checks.variables import require_variables
+    from flows.checks.store_checks import require_variables
     from flows.running.chosen_stages import require_stored
     from flows.running.new_run import new_run
     from flows.running.open import running_stack

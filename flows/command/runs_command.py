@@ -15,16 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.catalog import DISTILL_ROUNDS, plan_of
-from flows.command.app import errors
-from flows.command.output import CommandConsole, print_json
+from flows.command.app import CommandConsole, errors, print_json
 from flows.command.run_command import start_flow, watch
-from flows.distill_rounds import written
 from flows.explain import nearest
 from flows.page.notify import is_notifying, notify_at, stop_notifying
+from flows.post_train import written
 from flows.running.chosen_stages import chosen_of, made_from
 from flows.running.new_run import new_run
 from flows.running.open import running_stack, stop_run
-from flows.running.prefect_api import PrefectApi
+from flows.running.prefect_api import PrefectApi, RefusedRun, refused_runs
 from flows.running.records import (
     DONE,
     RunEntry,
@@ -37,7 +36,6 @@ from flows.running.records import (
     run_entries,
     store_of,
 )
-from flows.running.refused_runs import RefusedRun, refused_runs
 from flows.running.run_lock import interrupt, is_running
 from infra.config import Config
 from infra.errors import DamagedRecord, InputError, TributaryError

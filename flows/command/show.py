@@ -20,7 +20,7 @@ from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
 from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.checks.store_checks import KeptBytes
-from flows.command.output import CommandConsole, print_json
+from flows.command.app import CommandConsole, print_json
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
@@ -95,7 +95,7 @@ def show_check(
     from flows.checks.memory.fit import size_notes
     from flows.checks.packing import packing_notes
     from flows.checks.recipe_checks import cautions, check_recipe, notes
-    from flows.checks.variables import require_variables
+    from flows.checks.store_checks import require_variables
 
     require_variables()
     recipe = load_recipe(name, changes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from flows.command.output import CommandConsole, print_json
+from flows.command.app import CommandConsole, print_json
 from flows.page.prefect_app import RAY_PAGE
 from flows.running.records import damaged_entries, run_entries
 from infra import stack
@@ -34,7 +34,7 @@ def join_stack(head: str, console: Console) -> int:
 def start_stack(concurrent_runs: int | None, console: Console) -> int:
     """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
     it as it is."""
-    from flows.checks.variables import require_variables
+    from flows.checks.store_checks import require_variables
     from flows.page.form import form_url, renew_lists
     from flows.running.prefect_api import PrefectApi
     from infra.tracking.spool import deliver_spool

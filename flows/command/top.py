@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from flows.catalog import plan_of
-from flows.command.output import CommandConsole, duration, print_json
+from flows.command.app import CommandConsole, duration, print_json
 from flows.command.show import servers_of
 from flows.running.records import RunRecord, StageRecord, run_entries, store_of, warn_once
 from flows.running.run_lock import is_running

@@ -28,8 +28,13 @@ from flows.command.models.named_artifacts import model_place
 from flows.command.run_command import start_flow
 from flows.explain import explain
 from flows.load import apply_changes, validate_recipe
-from flows.one_stage.comparisons import trained_comparisons
-from flows.one_stage.one_domain import OneStage, columns_of, domain_of, expert_name
+from flows.one_stage.one_domain import (
+    OneStage,
+    columns_of,
+    domain_of,
+    expert_name,
+    trained_comparisons,
+)
 from flows.plan import SCORING
 from flows.post_train import plan_post_train
 from flows.recipe import MAX_NAME, Recipe

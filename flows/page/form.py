@@ -24,7 +24,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from flows.catalog import FLOWS
-from flows.distill_rounds import written
 from flows.explain import nearest, validated
 from flows.load import (
     is_name,
@@ -36,6 +35,7 @@ from flows.load import (
     recipe_names,
 )
 from flows.page.prefect_app import FORMATS, RUN_NAME, SEED
+from flows.post_train import written
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from flows.distill_rounds import table_of_rounds
 from flows.plan import EVALUATE, PlannedStage
+from flows.post_train import table_of_rounds
 from flows.recipe import Recipe
-from flows.reports.charts import charts_of, curve_table, scaling_charts
+from flows.reports.charts import charts_of, curve_table, pathology_table, scaling_charts
 from flows.reports.outcome import (
     outcome_of,
     score_tables,
@@ -26,7 +26,6 @@ from flows.reports.outcome import (
     warning_lines,
     what_training_did,
 )
-from flows.reports.pathology_rates import pathology_table
 from flows.reports.pipeline_chart import RiverStage, river
 from flows.reports.rendering import render, seconds_text
 from flows.reports.report import (

@@ -10,12 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from curricula.built_in_curricula import BUILT_IN, FLAWS
-from flows.distill_rounds import Round, rounds_of
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, first_version, versions_of
-from flows.post_train import UNIFIED
+from flows.post_train import UNIFIED, Round, rounds_of
 from flows.recipe import Recipe
+from flows.reports.charts import PathologyChange, pathology_changes
 from flows.reports.paired_tests import paired_over_domains, problem_outcomes, problem_samples
-from flows.reports.pathology_rates import PathologyChange, pathology_changes
 from flows.reports.rendering import p_text
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Found

@@ -24,7 +24,7 @@ from tasks.reward.spec import HELD_OUT_FILE
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.screen.spec import SCREEN_FILE
-from tasks.series import SERIES_FILE, Points, read_series, thinned
+from tasks.training_record import SERIES_FILE, Points, read_series, thinned
 
 _HELD_OUT = "eval_outcome_"
 """begins the metrics of scores on held-out problems; then comes the domain"""

@@ -7,9 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from flows.distill_rounds import best_of_rounds
 from flows.plan import EVALUATE, PlannedStage
-from flows.post_train import UNIFIED
+from flows.post_train import UNIFIED, best_of_rounds
 from flows.reports.outcome import outcome_of, warning_lines
 from flows.reports.page import report_path, write_page
 from flows.reports.report import Report, build_report, mean, read_scores

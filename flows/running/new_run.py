@@ -13,7 +13,10 @@ from typing import Any, Literal
 
 from flows.catalog import DISTILL_ROUNDS
 from flows.diff import differences, listed
-from flows.distill_rounds import (
+from flows.load import validate_recipe
+from flows.page.form import Asked
+from flows.plan import EVALUATE
+from flows.post_train import (
     FLOW,
     Earlier,
     earlier_rounds,
@@ -22,9 +25,6 @@ from flows.distill_rounds import (
     why_over,
     written,
 )
-from flows.load import validate_recipe
-from flows.page.form import Asked
-from flows.plan import EVALUATE
 from flows.recipe import Recipe
 from flows.reports.report import read_scores
 from flows.running.records import RunEntry, RunHead, RunRecord, StageRecord, runs_of, store_of

@@ -52,9 +52,8 @@ from flows.running.finish import (
 )
 from flows.running.new_run import NotDue, new_run, require_same
 from flows.running.open import open_run, stop_run
-from flows.running.prefect_api import RUN_LABEL
+from flows.running.prefect_api import RUN_LABEL, RefusedRun, forget_refused, put_refused
 from flows.running.records import RunRecord, check_name, find_run
-from flows.running.refused_runs import RefusedRun, forget_refused, put_refused
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from infra.errors import TributaryError

@@ -19,7 +19,7 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
 from infra.processes.children import birth_of, same_process
-from infra.processes.file_locks import takes_lock, takes_lock_within
+from infra.processes.work_folder import takes_lock, takes_lock_within
 
 GLANCE_SECONDS = 1.0
 """a lock that is only looked at is free again by then"""

@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 
 import stamina
 
-from flows.distill_rounds import Round
 from flows.plan import PlannedStage
+from flows.post_train import Round
 from flows.recipe import Recipe
 from flows.reports.outcome import Best
 from flows.reports.report import Scores, domains_of, mean

@@ -20,8 +20,14 @@ from fsspec.compression import compr
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.folders import files_of_folder
-from infra.data_files.heads import HEAD_BYTES
-from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of, require_content
+from infra.data_files.heads import (
+    HEAD_BYTES,
+    KINDS_READ,
+    Kind,
+    compression_of,
+    kind_of,
+    require_content,
+)
 from infra.data_files.remembered import forget_unused, recall, remember, state_of
 from infra.errors import InputError, StorageError
 from infra.home import copy_within_room

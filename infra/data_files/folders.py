@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.data_files.kinds import KINDS_READ, kind_of, suffix_of
+from infra.data_files.heads import KINDS_READ, kind_of, suffix_of
 from infra.errors import InputError
 from infra.hub import MOST_FRONT, front_matter
 

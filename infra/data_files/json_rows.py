@@ -16,16 +16,17 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import orjson
 
-from infra.data_files.kinds import suffix_of
+from infra.data_files.heads import suffix_of
 from infra.data_files.rows import (
     BYTE_ORDER_MARK,
+    BadRow,
     Chunk,
+    Reason,
     Rows,
     lines_of,
     require_size,
     row_without_faults,
 )
-from infra.data_files.tally import BadRow, Reason
 from infra.json_text import DuplicateKey, parse_loosely
 
 Form: TypeAlias = Literal["lines", "array", "values"]

@@ -2,6 +2,8 @@
 that a killed job left.
 
     HOME/work/<job>/        what is not in the store yet: an artifact's files, checkpoints
+
+Locks on files, which end with the process that holds them: taken at once, or waited for.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from infra.home import home
 
@@ -61,3 +65,22 @@ def _is_abandoned(path: Path) -> bool:
         return True
     finally:
         os.close(lock)
+
+
+def takes_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether the lock is this process's now; another one may hold it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def takes_lock_within(file: IO[str], seconds: float) -> bool:
+    """Wait for the lock, so long at most."""
+    deadline = time.monotonic() + seconds
+    while not takes_lock(file):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

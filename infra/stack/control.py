@@ -38,7 +38,6 @@ from infra.processes.children import (
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.network import is_free
 from infra.stack.database import database, require_same
-from infra.stack.deploy import deploy
 from infra.stack.flow_jobs import is_elsewhere
 from infra.stack.head import require_head
 from infra.stack.prefect_server import furnish
@@ -52,6 +51,7 @@ from infra.stack.record import (
     save_record,
     stack_lock,
 )
+from infra.stack.schedules import deploy
 from infra.stack.services import Service, services
 
 START_SECONDS = 240.0

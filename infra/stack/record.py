@@ -28,8 +28,8 @@ from infra.config import Config
 from infra.errors import InfrastructureError, InputError
 from infra.home import JOINED_HOME_VARIABLE, SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
-from infra.processes.file_locks import takes_lock_within
 from infra.processes.network import bypass_env
+from infra.processes.work_folder import takes_lock_within
 from infra.stack.database import shown_database
 from infra.stack.flow_jobs import job_template
 from infra.stack.head import address_towards

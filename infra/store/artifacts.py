@@ -36,7 +36,7 @@ from infra.store.manifest import (
     library_versions,
     machine_type,
 )
-from infra.store.retention import KeptCheckpoint, NoteKind, Retention, retained
+from infra.store.removal import KeptCheckpoint, NoteKind, Retention, retained
 from infra.store.store import FileRecord, Store
 from infra.store.uploads import Destination, elsewhere, forget_notes, note_destination
 from infra.store.verified import VerifiedFiles, verified_copy

@@ -120,13 +120,7 @@ class Tracker:
     ) -> str:
         """The run of a whole recipe, found again by its run name when it is resumed."""
         identity = {"tributary.run": recipe_run, "tributary.role": "recipe"}
-        run_id = self._rest.find_run(self.experiment, identity)
-        if run_id is None:
-            run_id = self._rest.create_run(self.experiment, name, {**tags, **identity})
-            log_params(self._rest, run_id, {k: str(v) for k, v in params.items()})
-        else:
-            self._rest.update_run(run_id, "RUNNING")
-        return run_id
+        return self._begun(identity, name, tags, {k: str(v) for k, v in params.items()})
 
     def stage_run(
         self,
@@ -138,13 +132,22 @@ class Tracker:
     ) -> str:
         """The nested run of a stage, found again by its digest when the stage is resumed. Its
         params stay those that it was begun with."""
-        identity = _stage_identity(parent, stage, digest)
+        return self._begun(_stage_identity(parent, stage, digest), stage, tags, params or {})
+
+    def _begun(
+        self,
+        identity: Mapping[str, str],
+        name: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+    ) -> str:
+        """A run that goes on, found by its tags, or a new one."""
         run_id = self._rest.find_run(self.experiment, identity)
-        if run_id is None:
-            run_id = self._rest.create_run(self.experiment, stage, {**tags, **identity})
-            log_params(self._rest, run_id, params or {})
+        if run_id is not None:
+            self._rest.update_run(run_id, "RUNNING")
             return run_id
-        self._rest.update_run(run_id, "RUNNING")
+        run_id = self._rest.create_run(self.experiment, name, {**tags, **identity})
+        log_params(self._rest, run_id, params)
         return run_id
 
     def later_stage_run(

@@ -25,7 +25,7 @@ from engines.rollout.records.journals import NoteWriter
 from engines.types import Environment, Message, Problem, Split
 from infra.config import Config
 from infra.errors import InputError, TributaryError
-from infra.store.retention import NoteKind
+from infra.store.removal import NoteKind
 from tasks.admit.play import NOTHING, Played, Policy, act_at_random, looks, play, say, words_of
 from tasks.resources import NOTE_SECONDS
 from tasks.stage import Checkpoints

@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from engines.megatron.convert.dist_folder import is_dist_folder
+from engines.megatron.hf.dist_folder import is_dist_folder
 from infra.errors import InputError
 from infra.home import require_room, room_in
 from infra.hub import is_hub_name, snapshot
-from tasks.model_folder.folder_chat import template_text
-from tasks.model_folder.folder_report import report_model
+from tasks.model_folder.folder_report import report_model, template_text
 from tasks.model_folder.model_files import ModelFiles
 from tasks.model_folder.read_tensors import StoredTensor, stored_tensors, weight_files
 
@@ -59,7 +58,7 @@ def import_model(url: str, folder: Path, template: str | None = None) -> dict[st
 
 def _convert(files: ModelFiles, folder: Path) -> None:
     """From Megatron's dist_checkpointing, which is read where it is, or as a temporary copy."""
-    from engines.megatron.convert.write_hf import write_hf_folder
+    from engines.megatron.hf.write_hf import write_hf_folder
 
     with files.on_this_machine(list(files.sizes)) as local:
         try:

@@ -1,15 +1,22 @@
-"""Where a body's numbers go: metrics to MLflow, progress and warnings to the job's followers."""
+"""Where a body's numbers go: metrics to MLflow, progress and warnings to the job's followers.
+
+How busy the machine of a job is, as curves of its MLflow run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from infra.json_text import numbers_of
 from infra.outages import Outage, outages
@@ -22,6 +29,7 @@ from tasks.stage import Pulse
 
 if TYPE_CHECKING:
     from infra.tracking.tracker import Tracker
+
 
 PROGRESS_SECONDS = 0.5
 LINE_SECONDS, MOST_LINE_SECONDS, LINE_SHARE = 1.0, 30.0, 0.002
@@ -155,7 +163,6 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
     if not run:
         yield JobReporter(given.job, "", None, pulse)
         return
-    from infra.tracking.system_metrics import measured
     from infra.tracking.tracker import Tracker
 
     tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
@@ -167,3 +174,42 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
         tracker.close()
         if refused := tracker.refused():
             emit(given.job, "warn", message=refused)
+
+
+Log = Callable[[int, Mapping[str, float]], None]
+"""takes a step and its values"""
+
+
+@contextmanager
+def measured(log: Log, every_seconds: float) -> Generator[None]:
+    """Log the machine's load from now to the end of the block. A step is a Unix second, so that the
+    points of a later attempt come after those of an earlier one. 0 seconds: nothing is logged."""
+    if not every_seconds:
+        yield
+        return
+    over = threading.Event()
+
+    def measure() -> None:
+        psutil.cpu_percent()  # of the time since the call before
+        while not over.wait(every_seconds):
+            with suppress(OSError, psutil.Error):  # a moment without figures, not the last one
+                log(int(time.time()), load())
+
+    thread = threading.Thread(target=measure, name="system-metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=5)
+
+
+def load() -> dict[str, float]:
+    """By the names under which MLflow shows its own."""
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+    return {
+        "system/cpu_utilization_percentage": psutil.cpu_percent(),
+        "system/system_memory_usage_megabytes": memory.used / 1e6,
+        "system/system_memory_usage_percentage": memory.percent,
+        "system/disk_usage_percentage": disk.percent,
+    }

@@ -37,7 +37,7 @@ from tasks.base.spec import BaseSettings
 from tasks.domain import CurriculumSpec
 from tasks.lm_eval.spec import LmEvalSettings
 from tasks.message_files.spec import RowFiles
-from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.folder_report import template_text
 from tasks.model_folder.model_files import expanded
 from tasks.stage import StageSpec
 from tasks.stage_kinds import module_of, name_of

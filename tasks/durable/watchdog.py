@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infra.errors import StageStalled
 from infra.processes.stack_dump import dump_stacks
-from infra.store.retention import NoteKind
+from infra.store.removal import NoteKind
 from tasks.stage import Checkpoints, Pulse
 
 _LONGEST_POLL_SECONDS = 5.0

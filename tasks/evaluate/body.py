@@ -23,8 +23,13 @@ from tasks.evaluate.cells import (
     that_think,
     warnings_of,
 )
-from tasks.evaluate.earlier import ModelResults, earlier_results, keep_results
-from tasks.evaluate.score_tables import scaling_metrics, scores_of
+from tasks.evaluate.score_tables import (
+    ModelResults,
+    earlier_results,
+    keep_results,
+    scaling_metrics,
+    scores_of,
+)
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
 from tasks.sampling import open_sampling

@@ -14,7 +14,7 @@ from engines.chat.chat import too_long
 from engines.chat.mode import Thoughts
 from engines.chat.training_text import TrainingText
 from engines.types import Message, Problem
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.errors import InputError
 
 _THINK, _END_THINK = "<think>", "</think>"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveFloat
 
-from curricula.rows.columns import Columns, Layout
-from curricula.rows.conversation import Conversation
+from curricula.rows.conversation import Columns, Conversation, Layout
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config
 from tasks.stage import StageSpec

@@ -24,8 +24,7 @@ from curricula.rows.conversation import Conversation
 from engines.batching import TokenSequence
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
-from infra.data_files.rows import Chunk, Rows
-from infra.data_files.tally import BadRow, Reason, RowTally
+from infra.data_files.rows import BadRow, Chunk, Reason, Rows, RowTally
 from infra.errors import InputError
 from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles

@@ -17,9 +17,8 @@ from infra.store.manifest import StageWarning
 from infra.store.origins import with_config
 from tasks.message_files.render_rows import Renderer
 from tasks.mid_training.spec import MidTrainingSettings, MidTrainingSpec
-from tasks.sft.body import train_on
-from tasks.sft.file_supply import FileSupply
-from tasks.sft.sft_record import SftRecord
+from tasks.sft.body import SftRecord, train_on
+from tasks.sft.supply import FileSupply
 from tasks.stage import StageContext, require_inputs
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from curricula.rows.columns import Columns
-from curricula.rows.conversation import Conversation
+from curricula.rows.conversation import Columns, Conversation
 from engines.families.common.model_config import positive_int, with_positions
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more, require_comparable
@@ -68,12 +67,12 @@ class TextFiles(MessageFiles):
         return self
 
     def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:
-        from tasks.mid_training.texts import read_document
+        from tasks.mid_training.packed_stream import read_document
 
         return super().conversations(row) if self.text is None else [read_document(row, self.text)]
 
     def renderer(self, of_model: Renderer) -> Renderer:
-        from tasks.mid_training.texts import TextRenderer
+        from tasks.mid_training.packed_stream import TextRenderer
 
         return TextRenderer(of_model.chat, self.roles)
 

@@ -28,7 +28,7 @@ from infra.home import copy_within_room, home, require_room, room_in
 from infra.secret_references import plain_address
 from infra.shown_text import markdown_text
 from infra.store.evicted import evict, hold, limit_bytes
-from infra.store.store_errors import explain
+from infra.store.store import explain
 from tasks.model_folder import gguf_tokenizer
 
 if TYPE_CHECKING:

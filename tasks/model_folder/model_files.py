@@ -16,7 +16,7 @@ from infra.errors import InputError
 from infra.home import home
 from infra.hub import fsspec_url, is_hub_name, named_without_prefix
 from infra.secret_references import plain_address
-from infra.store.store_errors import explain
+from infra.store.store import explain
 from tasks.model_folder.gguf_folder import gguf_folder, is_gguf
 
 _WANTED = (

@@ -23,7 +23,7 @@ from tasks.offline.spec import ROLLOUTS, OfflineSpec
 from tasks.rl.saved_rollouts import TrainingOnSaved
 from tasks.rl.spec import RlSettings
 from tasks.stage import Reporter, StageContext, require_inputs
-from tasks.updates import Updates
+from tasks.training_record import Updates
 
 
 async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:

@@ -17,12 +17,12 @@ from typing import Any
 from engines.chat import Chat
 from engines.types import Message, Problem
 from infra.errors import InputError
-from tasks.model_folder.folder_chat import CHAT_FILES
+from tasks.model_folder.folder_report import CHAT_FILES
 from tasks.model_folder.model_files import ModelFiles
 from tasks.opd.spec import STUDENT, OpdSpec
 from tasks.rl.body import Teachers, train
 from tasks.rl.spec import RlSettings, RlSpec
-from tasks.served.served_teachers import ServedTeacher, ServedTeachers
+from tasks.served.served_roles import ServedTeacher, ServedTeachers
 from tasks.stage import StageContext, require_inputs
 
 _PROBE = Problem("probe", "probe", (Message("user", "1+1"),), thinking=True)

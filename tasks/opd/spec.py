@@ -15,7 +15,7 @@ from infra.errors import InputError
 from tasks.domain import Domain
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
-from tasks.served.served_teachers import ServedTeacher
+from tasks.served.served_roles import ServedTeacher
 from tasks.stage import StageSpec
 
 STUDENT = "model"

@@ -11,8 +11,7 @@ from engines.algorithms.preference_losses import has_reference, is_paired
 from infra.store.manifest import StageWarning
 from tasks.preference.preference_data import PreferenceSupply, opened_preferences
 from tasks.preference.spec import PreferenceSpec
-from tasks.sft.body import train_on
-from tasks.sft.sft_record import SftRecord
+from tasks.sft.body import SftRecord, train_on
 from tasks.stage import StageContext, require_inputs
 
 _CURVES = (

@@ -19,8 +19,7 @@ from engines.algorithms.reward_losses import Compares
 from engines.batching import Comparison, TokenSequence
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
-from infra.data_files.rows import Rows
-from infra.data_files.tally import BadRow, Reason, RowTally, many_left_out
+from infra.data_files.rows import BadRow, Reason, Rows, RowTally, many_left_out
 from infra.errors import InputError
 from infra.home import home
 from infra.store.manifest import StageWarning

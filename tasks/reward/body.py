@@ -14,9 +14,8 @@ from tasks.preference.body import learned
 from tasks.preference.preference_data import PreferenceSupply, opened_preferences
 from tasks.reward.held_out import HeldOutReport, held_out_warnings, report_of
 from tasks.reward.spec import RewardSpec
-from tasks.served.served_folder import add_head_bias
-from tasks.sft.body import train_on
-from tasks.sft.sft_record import SftRecord
+from tasks.served.body import add_head_bias
+from tasks.sft.body import SftRecord, train_on
 from tasks.stage import StageContext, Stopped, require_inputs
 
 if TYPE_CHECKING:

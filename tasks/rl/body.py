@@ -34,8 +34,7 @@ from tasks.rl.temperature import control_of
 from tasks.rl.trained_roles import Roles, lease_roles
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
-from tasks.served.served_roles import RoleClients
-from tasks.served.served_teachers import ServedTeachers
+from tasks.served.served_roles import RoleClients, ServedTeachers
 from tasks.stage import StageContext, Stopped
 
 

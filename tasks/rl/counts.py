@@ -19,8 +19,7 @@ from engines.rollout.metrics import first_samples, mean
 from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
 from tasks.domain_verdicts import SOLVED, Verdicts
-from tasks.series import FEWEST_POINTS, Series
-from tasks.updates import Updates
+from tasks.training_record import FEWEST_POINTS, Series, Updates
 
 RL_COUNTS_FILE = "training/counts.json"
 """of an artifact"""

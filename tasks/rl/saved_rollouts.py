@@ -20,7 +20,7 @@ from tasks.rl.spec import RlSettings
 from tasks.rl.trained_roles import Roles, consumer_of, lease_roles
 from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
-from tasks.updates import Updates
+from tasks.training_record import Updates
 
 _STATE_FILE = "state.json"
 

@@ -25,15 +25,14 @@ from engines.rollout.metrics import (
 from engines.rollout.records.gallery import Gallery, ShownSteps, first_of
 from engines.rollout.records.journals import Notes
 from engines.rollout.records.last_steps import LastSteps
-from engines.sglang.in_flight import ServerUse
+from engines.sglang.turn_queue import ServerUse
 from engines.types import Sample
 from tasks.domain_verdicts import SOLVED, Verdicts, without_scores
 from tasks.rl.counts import RlCounts, Sums, warnings_of
 from tasks.rl.curve import Curve, ScorePoint, point_metrics, score_points
 from tasks.rl.temperature import TemperatureControl
-from tasks.series import Series, thinned
 from tasks.stage import Reporter
-from tasks.updates import Updates
+from tasks.training_record import Series, Updates, thinned
 
 _STATE_FILE = "state.json"
 _TOTALS = (

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
-from engines.megatron.ranks import critic_group
-from engines.megatron.ranks.critic_group import CriticGroup
+from engines.megatron.ranks import trainer_group
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import RankGroup
-from engines.megatron.ranks.trainer_group import TrainerGroup
+from engines.megatron.ranks.trainer_group import CriticGroup, TrainerGroup
 from engines.rollout.consumer import BeforePublish, Consumer, at_once
 from engines.rollout.protocols import PublishedWeights
 from engines.sglang.servers.server_units import TrainerDevices
@@ -23,7 +22,7 @@ from tasks.rl.spec import RlSettings
 from tasks.saving import Written
 from tasks.stage import StageContext
 from tasks.trainers import lease_trainer
-from tasks.updates import changed_share
+from tasks.training_record import changed_share
 
 _TRAINER_FOLDER = "trainer"
 CRITIC_FOLDER = "critic"
@@ -136,7 +135,7 @@ async def _lease_with_critic(
 ) -> tuple[TrainerGroup, CriticGroup]:
     """Lease and load the ranks of both roles together; released with the stack."""
     with context.pulse.waiting():
-        groups = await critic_group.lease_with_critic(
+        groups = await trainer_group.lease_with_critic(
             policy,
             critic,
             pool_ranks=context.pool.trainer_ranks,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from engines.devices.actor_answers import ProcessAddress, address_of_this_actor
+from engines.devices.waiting_time import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.worker import News, RolloutWorker, RollRequest
 from engines.sglang.client import GenerationClient
 from engines.sglang.roles.role_client import RoleAddress

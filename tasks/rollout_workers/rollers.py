@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from engines.chat import Chat
 from engines.chat.chat_folder import chat_files
-from engines.devices.actor_answers import ProcessAddress
 from engines.devices.ray_cluster import connect
+from engines.devices.waiting_time import ProcessAddress
 from engines.rollout.roller import Roller, RollsGroups, Window
 from engines.rollout.workers.worker import News, RollRequest, WorkerHandle, WorkerLost
 from engines.rollout.workers.worker_pool import WorkerPool

@@ -24,9 +24,9 @@ from tasks.message_files.spec import LearnsFromRows, MessageFiles
 from tasks.nothink import RepeatedShare, unknown_domains
 from tasks.path_context import Place
 
-FILE_SUPPLY = "tasks.sft.file_supply:open_files"
+FILE_SUPPLY = "tasks.sft.supply:open_files"
 """what reads the user's own files: code of those stages alone that train on some"""
-ONLY_ADMITTED = "tasks.admitted:restricted"
+ONLY_ADMITTED = "tasks.admit.admission:restricted"
 """what leaves out the others: code of those stages alone that stand after an `admit`"""
 
 

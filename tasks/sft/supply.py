@@ -1,14 +1,25 @@
-"""What a supervised stage takes its batches from: a list of all, or a stream of files."""
+"""What a supervised stage takes its batches from: a list of all, or a stream of files.
+
+A supervised stage's batches from the user's own files, read as they are needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from curricula.prompt_files.contamination import HeldOutWords
+from curricula.prompt_files.prompt_curriculum import Files
 from engines.batching import TokenSequence
+from infra.data_files.rows import Reason, many_left_out
+from infra.home import home
 from infra.hooks import resolve
 from infra.store.manifest import StageWarning
+from tasks.message_files.render_rows import Renderer
+from tasks.message_files.stream import MixedStream
 from tasks.sft.sft_data import SftData, batches_for_steps, load_data, said_of_unrendered
 from tasks.sft.spec import FILE_SUPPLY
 from tasks.stage import Reporter, StageContext
@@ -16,6 +27,7 @@ from tasks.stage import Reporter, StageContext
 if TYPE_CHECKING:
     from engines.megatron.ranks.trainer_group import TrainerGroup
     from tasks.sft.spec import SftSpec
+
 
 _LITTLE = 0.01
 """share of trained tokens below which it is a warning"""
@@ -143,4 +155,100 @@ class ListSupply:
             "too_long": float(self._data.too_long),
             "without_thinking": float(self._data.without_thinking),
             "unrendered": float(len(self._data.unrendered)),
+        }
+
+
+_POSITION_FILE = "data.json"
+
+
+def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
+    """Raises InputError for files without a row, and what opening them raises."""
+    assert spec.settings.data is not None
+    # Beside the attempt's own folder: the next attempt need not fetch and unpack them again.
+    renderer, copies = Renderer.of_model(context.inputs["model"]), home() / "cache" / "files"
+    held_out, share = _held_out_words(spec) if spec.held_out else None, spec.settings.nothink_share
+    assert not isinstance(share, dict), "the spec refuses it"
+    if share:
+        renderer.chat.require_thinking_switch()
+    stream = MixedStream(spec.settings.data, renderer, spec.seed, copies, held_out, share)
+    return FileSupply(spec.settings.batch_size, stream)
+
+
+def _never_trained(number: int, names: Sequence[str], bad: int) -> StageWarning:
+    cause = f"the {bad} rows that were read of it are bad" if bad else "its turn never came"
+    return StageWarning(
+        what=f"nothing of data.{number} ({', '.join(names)[:200]}) was trained on",
+        cause=cause,
+        advice="correct the rows" if bad else "raise its `weight`, or `steps`",
+        figures={"bad": bad},
+    )
+
+
+def _held_out_words(spec: SftSpec) -> HeldOutWords:
+    words = HeldOutWords(spec.settings.decontaminate)
+    for named in spec.held_out:
+        Files(**named.options).add_held_out(words)
+    return words
+
+
+class FileSupply:
+    """The sequences of files in the order of their stream."""
+
+    def __init__(self, batch_size: int, stream: MixedStream) -> None:
+        self._size = batch_size
+        self._stream = stream
+        self._warned = [0] * len(stream.streams)
+        """rows left out that were told of, by stream"""
+
+    def report(self, reporter: Reporter, stage: str) -> None:
+        rows = sum(stream.num_rows for stream in self._stream.streams)
+        names = [name for stream in self._stream.streams for name in stream.names]
+        reporter.dataset(stage, rows, f"files {', '.join(names)}"[:500])
+
+    async def begin(self, trainer: TrainerGroup) -> None:
+        """Nothing is needed."""
+
+    async def finish(self, trainer: TrainerGroup) -> None:
+        """Nothing is needed."""
+
+    def batches(self, start: int, stop: int) -> list[Batch]:
+        return [[self._stream.take() for _ in range(self._size)] for _ in range(start, stop)]
+
+    def warnings(self) -> Iterator[str]:
+        for number, stream in enumerate(self._stream.streams):
+            named = stream.counts.named
+            yield from (f"left out: {line}" for line in named[self._warned[number] :])
+            self._warned[number] = len(named)
+
+    def conclusions(self) -> Iterator[StageWarning]:
+        counts = [stream.counts for stream in self._stream.streams]
+        for number, (stream, each) in enumerate(zip(self._stream.streams, counts, strict=True)):
+            if not each.trained:
+                yield _never_trained(number, stream.names, each.num_bad)
+        yield from many_left_out(counts)
+        yield from little_trained(
+            sum(each.trained for each in counts), sum(each.tokens for each in counts)
+        )
+
+    def save(self, folder: Path) -> None:
+        (folder / _POSITION_FILE).write_text(json.dumps(self._stream.position))
+
+    def restore(self, folder: Path) -> None:
+        position: dict[str, Any] = json.loads((folder / _POSITION_FILE).read_text())
+        self._stream.continue_from(position)
+        self._warned = [len(stream.counts.named) for stream in self._stream.streams]
+
+    def summary(self) -> Mapping[str, float]:
+        """Of the first epoch of every source: each row counts once."""
+        counts = [stream.counts for stream in self._stream.streams]
+        bad = sum((each.bad for each in counts), start=Counter[str]())
+        tokens, contaminated = sum(each.tokens for each in counts), bad.pop(Reason.CONTAMINATED, 0)
+        return {
+            "rows": float(sum(stream.num_rows for stream in self._stream.streams)),
+            "rows_read": float(sum(each.read for each in counts)),
+            "bad_rows": float(bad.total()),
+            "contaminated_rows": float(contaminated),
+            **{f"bad_rows_{reason}": float(count) for reason, count in sorted(bad.items())},
+            "without_thinking": float(sum(each.without_thinking for each in counts)),
+            "trained_share": sum(each.trained for each in counts) / max(tokens, 1),
         }

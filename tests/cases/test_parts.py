@@ -12,8 +12,7 @@ import pytest
 
 from flows.catalog import plan_of
 from flows.checks.trial import findings as trial
-from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Blind
-from flows.checks.trial.request import Findings, TrialRequest, request_of
+from flows.checks.trial.request import IMPORT_SECONDS, Blind, Findings, TrialRequest, request_of
 from flows.checks.trial.tried_parts import try_parts
 from flows.load import load_recipe
 from infra.home import SOURCE_ROOT

@@ -202,8 +202,7 @@ def test_the_recipe_itself_is_fine_however_it_was_saved(
 
 def _here(request: object) -> object:
     """In this process: its own costs a second, and the hook is a right one."""
-    from flows.checks.trial.bounded_steps import Blind
-    from flows.checks.trial.request import TrialRequest
+    from flows.checks.trial.request import Blind, TrialRequest
     from flows.checks.trial.tried_parts import try_parts
     from infra.user_files import install_hooks, read_hooks
 

@@ -3,7 +3,7 @@
     trainer/           Megatron's distributed checkpoint: weights, optimizer, schedule, step count
                        and every rank's random states (torch, numpy, python, Megatron's)
     critic/            the same of the critic's ranks, where the algorithm has a critic
-    state.json         where the stage stands: see `tasks.rl.stage_record`, `tasks.sft.sft_record`
+    state.json         where the stage stands: see `tasks.rl.stage_record`, `tasks.sft.body`
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
     tickets.json       which tickets were drawn, which of them are still to be rolled, and how much
@@ -90,7 +90,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "teachers": "spec",
         "_transport": "handle",
     },
-    "engines/megatron/train/critic.py:CriticTrainer": {"_critic": "spec"},
+    "engines/megatron/train/value_trainers.py:CriticTrainer": {"_critic": "spec"},
     "tasks/rl/stage_record.py:RlRecord": {
         **_all("_alarms", "lost"),
         **_all("step version _shown _totals _sums _shown_evaluations", "state.json"),
@@ -141,7 +141,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_apart": "timeline.jsonl",
         "_open": "empty",
     },
-    "tasks/sft/sft_record.py:SftRecord": {
+    "tasks/sft/body.py:SftRecord": {
         "step": "state.json",
         "_last": "state.json",
         "_tokens": "state.json",
@@ -154,12 +154,12 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_steps": "spec",
         "_no_gradient": "spec",
     },
-    "tasks/series.py:Series": {"_names": "spec", "_points": "state.json"},
+    "tasks/training_record.py:Series": {"_names": "spec", "_points": "state.json"},
     "tasks/rl/counts.py:Sums": dict.fromkeys(
         ("count", "total", "most", "first", "last"), "state.json"
     ),
     "tasks/rl/counts.py:RlCounts": {"_rollouts": "state.json", "_groups": "state.json"},
-    "tasks/updates.py:Updates": {
+    "tasks/training_record.py:Updates": {
         "made": "state.json",
         "skipped": "state.json",
         "_without_gradient": "state.json",

@@ -27,6 +27,8 @@ def json_server(answer: Answer, port: int = 0) -> Generator[int]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             self._send(*answer(self.path, json.loads(body or b"{}")))
 
+        do_PATCH = do_POST
+
         def _send(self, status: int, content: Any) -> None:
             self.send_response(status)
             self.end_headers()

@@ -8,8 +8,7 @@ from typing import TypeVar
 import pytest
 from s3fs import S3FileSystem
 
-from flows.checks.trial.bounded_steps import Blind
-from flows.checks.trial.request import Findings, TrialRequest
+from flows.checks.trial.request import Blind, Findings, TrialRequest
 from flows.checks.trial.tried_parts import try_parts
 from flows.path import PathStage
 from flows.recipe import Expert

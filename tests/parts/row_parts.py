@@ -8,10 +8,9 @@ import pytest
 
 from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptSource
-from curricula.rows.columns import Columns
-from curricula.rows.conversation import Conversation
+from curricula.rows.conversation import Columns, Conversation
 from curricula.rows.layouts import read_row
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 
 ASK, ANSWER = {"role": "user", "content": "12+30"}, {"role": "assistant", "content": "42"}
 

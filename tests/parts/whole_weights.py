@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from engines.sglang.external.give_weights import WholeTensor
 from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.buckets import BUCKET_BYTES, TrainedWeights
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.disk_delta import DiskDelta
-from engines.weights.model_folder import WholeTensor
 from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import PublishReport, Transport, find_targets
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from engines.devices.actor_answers import ProcessAddress, address_of_this_actor
-from engines.devices.device_kinds import TRAINER_PARTS, SentFolder, TrainerPart, on_this_host
+from engines.devices.units import TRAINER_PARTS, SentFolder, TrainerPart, on_this_host
+from engines.devices.waiting_time import ProcessAddress, address_of_this_actor
 from engines.megatron.spec import ROLES, CriticSettings, Optimizer, Parallel, Role, TrainerSettings
 from engines.rendezvous import listen, use_interface_of
 from engines.types import Sample

@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from engines.devices.actor_answers import answers
-from engines.devices.device_kinds import FOLDERS, Folders, TrainerPart
-from engines.devices.stage_lease import CALL_S, StageLease
-from engines.devices.units import Held, Request
-from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
+from engines.devices.lease import CALL_S, StageLease
+from engines.devices.units import FOLDERS, Folders, Held, Request, TrainerPart
+from engines.devices.waiting_time import WorkRate, answers, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.types import Sample
 from engines.weights.spec import WeightTransport

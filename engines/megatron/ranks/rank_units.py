@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from engines.devices.host_agent import HostAgent
-from engines.devices.hosts import Host
 from engines.devices.lease import Lease
+from engines.devices.ray_cluster import Host
 from engines.devices.units import OwnerSettings, Request, rank_place
 from engines.megatron.ranks.rank import RankUse, RunningRank, TrainerRank
 from engines.megatron.ranks.rank_group import RankTerms

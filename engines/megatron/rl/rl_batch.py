@@ -18,16 +18,20 @@ from engines.algorithms.advantages import CRITIC_TARGETS, advantages
 from engines.algorithms.aggregation import ConstantMean, counts, shares, trains
 from engines.algorithms.corrections import Weight
 from engines.algorithms.inputs import CountedOnly, StepTokens, Trajectories
-from engines.algorithms.losses import policy_loss
+from engines.algorithms.losses import Kl, Overlong, policy_loss
 from engines.algorithms.parts import our_part
-from engines.algorithms.penalties import Kl, Overlong
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.statistics import LOG_BOUND
 from engines.megatron.parallel import Layout
-from engines.megatron.rl.components import components_of
-from engines.megatron.rl.pairs import broken_last, compared_samples, numbered, sides
 from engines.megatron.rl.rl_objective import RlObjective, RlTargets, temperature_of
-from engines.megatron.rl.turns import turns_of
+from engines.megatron.rl.sample_parts import (
+    broken_last,
+    compared_samples,
+    components_of,
+    numbered,
+    sides,
+    turns_of,
+)
 from engines.megatron.train.pack import FlatSequences, sparse_zeros
 from engines.types import Sample
 from infra.config import Choice
@@ -343,11 +347,7 @@ class RlBatch:
         return budgets
 
     def objective(
-        self,
-        algorithm: Algorithm,
-        layout: Layout,
-        targets: RlTargets,
-        indices: NDArray[np.int64],
+        self, algorithm: Algorithm, layout: Layout, targets: RlTargets, indices: NDArray[np.int64]
     ) -> RlObjective:
         """The objective of the mini-batch `indices`; its denominators are the mini-batch's."""
         mean = algorithm.aggregation

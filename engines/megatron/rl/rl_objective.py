@@ -13,12 +13,11 @@ from torch import Tensor
 
 from engines.algorithms.corrections import Opsm
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.losses import LossFunction
+from engines.algorithms.losses import UNBIASED_KL, Kl, LossFunction
 from engines.algorithms.parts import our_part
-from engines.algorithms.penalties import UNBIASED_KL, Kl
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
-from engines.megatron.rl.top_tokens import TopTokens
+from engines.megatron.rl.teachers import TopTokens
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import FlatSequences, Pack
 from engines.types import Sample

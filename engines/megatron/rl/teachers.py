@@ -7,6 +7,8 @@ So a teacher has the student's architecture and layout, and a rank never holds m
 weights, however many teachers there are. The files are mapped, so that a second reading comes from
 the host's page cache. Axes: K teachers, N samples, R trained tokens, T all tokens of the samples to
 train on.
+
+The likeliest tokens that teachers name at each trained place of a step. Axes: R, K as below.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.algorithms.aggregation import trains
+from engines.algorithms.inputs import ComparedTokens
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
@@ -30,13 +33,59 @@ from engines.megatron.adapters import PARAMETERS, adapters_off
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import mapped_weights
 from engines.megatron.model import PolicyModel
-from engines.megatron.rl.top_tokens import TopTokens
+from engines.megatron.train.pack import Pack
 from infra.errors import InputError, TrainingStopped
 
 if TYPE_CHECKING:
     from engines.megatron.rl.rl_batch import RlBatch
     from engines.megatron.rl.trainer import RlTrainer
     from engines.step_inputs import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    places: NDArray[np.int64]
+    """[R] of the trained tokens among all of the step's sequences, ascending"""
+    ids_RK: NDArray[np.int32]
+    logprobs_RK: NDArray[np.float32]
+    rest_R: NDArray[np.float32]
+    """logprob of all other tokens together"""
+    is_whole: bool
+    """whether these K are the vocabulary"""
+
+    @staticmethod
+    def empty(places: NDArray[np.int64], count: int, vocab: int) -> TopTokens:
+        size = (len(places), count)
+        return TopTokens(
+            places,
+            np.zeros(size, np.int32),
+            np.zeros(size, np.float32),
+            np.zeros(len(places), np.float32),
+            is_whole=count == vocab,
+        )
+
+    def fill(self, places: NDArray[np.int64], said: NDArray[np.float32]) -> None:
+        """[2K + 1, places]: K logprobs, the rest's, K ids."""
+        rows, count = np.searchsorted(self.places, places), self.ids_RK.shape[1]
+        self.logprobs_RK[rows] = said[:count].T
+        self.rest_R[rows] = said[count]
+        self.ids_RK[rows] = said[count + 1 :].T
+
+    def ids(self, pack: Pack) -> Tensor:
+        """[rows of the pack, K]"""
+        return torch.from_numpy(self.ids_RK[self._rows(pack)]).to(pack.labels)
+
+    def compared(self, pack: Pack, student_logprobs_RK: Tensor) -> ComparedTokens:
+        rows = self._rows(pack)
+        logprobs, rest = (
+            torch.from_numpy(values[rows]).to(student_logprobs_RK)
+            for values in (self.logprobs_RK, self.rest_R)
+        )
+        return ComparedTokens(logprobs, student_logprobs_RK, None if self.is_whole else rest)
+
+    def _rows(self, pack: Pack) -> NDArray[np.int64]:
+        return np.searchsorted(self.places, pack.targets)
+
 
 Floats: TypeAlias = NDArray[np.float32]
 

@@ -35,7 +35,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_c
 from engines.megatron import device
 from engines.megatron.adapters import PARAMETERS
 from engines.megatron.parallel import Layout
-from engines.megatron.train.optimizer_shards import OptimizerShards, optimizer_parts
+from engines.megatron.train.optimizer import OptimizerShards, optimizer_parts
 from infra.errors import InputError
 
 

@@ -1,17 +1,36 @@
-"""Megatron's distributed AdamW and learning-rate schedule, built from a recipe's Optimizer."""
+"""Megatron's distributed AdamW and learning-rate schedule, built from a recipe's Optimizer.
+
+A rank's share of the optimizer's state, as pieces of whole tensors and without copies.
+
+Megatron's distributed optimizer lays all parameters end to end and cuts that into equal ranges, one
+for each data-parallel rank. A range of a matrix is three rectangles at most: the rest of a row,
+whole rows, the start of a row. Each is a `ShardedTensor` of the parameter's own global tensor:
+every rank writes and reads exactly what it holds, nothing is gathered, any layout can read it.
+
+Megatron's own forms either gather the state on every rank (`fully_reshardable`) or are bound to
+tp and pp (`dp_reshardable`); `fully_sharded_model_space` says the same as this, and has not worked
+since 0.16 refuses `flattened_range`. The names in a checkpoint are those of `fully_reshardable`.
+"""
+
+# The optimizer has no public name for the state of one parameter.
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, cast
 
 import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from engines.megatron import device
@@ -19,8 +38,133 @@ from engines.megatron.options import OFFLOAD_NEEDS_GPU
 from engines.megatron.options_table import filled
 from engines.megatron.spec import Optimizer
 from engines.megatron.train.adam import FusedAdam
-from engines.megatron.train.optimizer_shards import optimizer_parts
 from infra.errors import InputError, TrainingStopped
+
+Shape = tuple[int, ...]
+
+
+def rectangles(start: int, stop: int, shape: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """(offset, shape) of the least rectangles that elements `start` to `stop` of a tensor of this
+    shape consist of, in their order in memory."""
+    if start >= stop:
+        return
+    if len(shape) == 1:
+        yield (start,), (stop - start,)
+        return
+    row, rest = prod(shape[1:]), shape[1:]
+    first, last = -(-start // row), stop // row
+    if first > last:  # within one row
+        yield from _of_row(last, start - last * row, stop - last * row, rest)
+        return
+    yield from _of_row(first - 1, start - (first - 1) * row, row, rest)
+    if first < last:
+        yield (first, *(0 for _ in rest)), (last - first, *rest)
+    yield from _of_row(last, 0, stop - last * row, rest)
+
+
+def _of_row(row: int, start: int, stop: int, rest: Shape) -> Iterator[tuple[Shape, Shape]]:
+    if start < prod(rest):
+        for offset, shape in rectangles(start, stop, rest):
+            yield (row, *offset), (1, *shape)
+
+
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """The distributed optimizers that a Megatron optimizer consists of, without one that has no
+    weight: where only experts have adapters."""
+    parts: list[Any] = list(getattr(optimizer, "chained_optimizers", [optimizer]))
+    return [part for part in parts if not part.is_stub_optimizer]
+
+
+class OptimizerShards:
+    """The state of all parameters that this rank updates; loading into `tensors` changes it."""
+
+    def __init__(self, optimizer: Any, model: Mapping[str, Any]) -> None:
+        """`model`: the model's sharded state dict, which says where each parameter belongs."""
+        places = {id(place.data): place for place in nested_values(dict(model))}
+        self.tensors: dict[str, ShardedTensor] = {}
+        self._states: list[tuple[Any, Tensor, dict[str, Tensor]]] = []
+        for part in optimizer_parts(optimizer):
+            for param, start, stop in _ranges(part):
+                states = _states_of(part, param)
+                self._states.append((part, param, states))
+                for name, state in states.items():
+                    prefix = f"optimizer.state.{_NAMES.get(name, name)}"
+                    for piece in _pieces(places[id(param)], param, state, start, stop, part):
+                        piece.key = f"{prefix}.{piece.key}"
+                        self.tensors[str(len(self.tensors))] = piece
+
+    def loaded(self) -> None:
+        """Hand what was loaded to optimizers that keep their state in another form."""
+        for part, param, states in self._states:
+            if part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:
+                part._set_main_param_and_optimizer_states(param, states)
+        for part in {id(part): part for part, _, _ in self._states}.values():
+            if part.config.optimizer_cpu_offload:
+                part.optimizer._sync_hdo_state_to_sub_optimizers()
+                # The one on the device has the count of steps by now, and goes on with it: it would
+                # get the one of the checkpoint again at each step.
+                for group in part.optimizer.param_groups:
+                    group.pop("step", None)
+
+
+_NAMES = {"param": "fp32_param"}
+"""what a checkpoint calls a state, where Megatron's optimizer says it differently"""
+
+
+def _ranges(part: Any) -> Iterator[tuple[Tensor, int, int]]:
+    """Each parameter with its elements that this rank updates."""
+    for buffer in part.gbuf_ranges:
+        for buckets in buffer.values():
+            for bucket in buckets:
+                for param, ranges in bucket["param_map"].items():
+                    if ranges["param"].size:
+                        yield param, ranges["param"].start, ranges["param"].end
+
+
+def _states_of(part: Any, param: Tensor) -> dict[str, Tensor]:
+    """By name, [stop - start] each; the optimizer's own weight only where the model's is not it."""
+    states: dict[str, Tensor] = part._get_main_param_and_optimizer_states(param)
+    weight = states.get("param")
+    shared = weight is not None and (
+        weight.untyped_storage().data_ptr() == param.untyped_storage().data_ptr()
+    )
+    return {
+        name: state.detach()
+        for name, state in states.items()
+        if state.dim() and not (shared and name == "param")
+    }
+
+
+def _pieces(
+    place: Any, param: Tensor, state: Tensor, start: int, stop: int, part: Any
+) -> Iterator[ShardedTensor]:
+    """Elements `start` to `stop` of `param`, of which `state` has the values."""
+    is_split = isinstance(place, ShardedTensorFactory)
+    with torch.no_grad():
+        wholes: list[ShardedTensor] = list(nested_values(place.build())) if is_split else [place]
+    for whole in wholes:
+        data: Any = whole.data
+        first = (data.data_ptr() - param.data_ptr()) // param.element_size()
+        low, high = max(start, first), min(stop, first + data.numel())
+        at = low - start
+        lead = whole.prepend_axis_num
+        *stage_and_shard, _ = cast("tuple[int, int, int]", whole.replica_id)
+        for offset, shape in rectangles(low - first, high - first, tuple(whole.local_shape)):
+            moved = zip(whole.global_offset[lead:], offset, strict=True)
+            local = ((1,) * lead) + shape
+            yield ShardedTensor(
+                key=whole.key,
+                data=state[at : at + prod(shape)].view(local),
+                dtype=state.dtype,
+                local_shape=local,
+                global_shape=whole.global_shape,
+                global_offset=(*whole.global_offset[:lead], *(a + b for a, b in moved)),
+                axis_fragmentations=None,
+                # Data-parallel ranks have different pieces; tensor-parallel ones may have the same.
+                replica_id=(*stage_and_shard, part.distributed_optimizer_instance_id),
+                allow_shape_mismatch=whole.allow_shape_mismatch,
+            )
+            at += prod(shape)
 
 
 def build_optimizer(
@@ -66,7 +210,7 @@ def make_state(optimizer: Any) -> None:
         for inner in optimizer.sub_optimizers:
             make_state(inner)
         # It has no public name for this.
-        optimizer._sync_sub_optimizers_state_to_hdo()  # noqa: SLF001
+        optimizer._sync_sub_optimizers_state_to_hdo()
     elif isinstance(optimizer, FusedAdam):
         optimizer.make_state()
     else:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,14 +30,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.batching import plan_micro_batches
-from engines.devices.device_kinds import TRAINER_PARTS, TrainerPart
-from engines.devices.units import Held
+from engines.devices.units import TRAINER_PARTS, Held, TrainerPart
 from engines.devices.waiting_time import transfer_bound_s
 from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device, kernels
 from engines.megatron.adapters import add_adapters
-from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import gathered_tensors, load_weights
 from engines.megatron.layers import Routers
@@ -48,11 +46,15 @@ from engines.megatron.parallel import current_layout, wait_for_all
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.checkpoint import CheckpointBeingWritten, TrainingState, seed_all
 from engines.megatron.train.objectives import Objective, scoring_step, training_step
-from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
-from engines.megatron.train.optimizer_shards import optimizer_parts
+from engines.megatron.train.optimizer import (
+    apply_step,
+    build_optimizer,
+    build_scheduler,
+    optimizer_parts,
+)
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack, in_turn
 from engines.megatron.train.sleep import HostMemory, SleepingMemory, on_device, put_to_sleep
-from engines.megatron.train.stopwatch import Stopwatch
+from engines.megatron.train.speed import Stopwatch, mfu
 from infra.errors import TrainingStopped
 
 _EXPORT_S = 600.0
@@ -73,6 +75,10 @@ class StepStats:
 class Training:
     """This process's share of one model in training; `start_parallel` comes first."""
 
+    has_value_head: ClassVar[bool] = False
+    frozen: Sequence[str] = ()
+    """parts of the names of the parameters that stay as they are"""
+
     def __init__(
         self,
         spec: TrainerSettings,
@@ -81,19 +87,16 @@ class Training:
         model: Path,
         seed: int,
         total_steps: int,
-        *,
-        has_value_head: bool = False,
-        frozen: Sequence[str] = (),
     ) -> None:
         """Load the HF folder `model`. `total_steps` counts optimizer steps: the learning rate's
         decay ends there. Raises InputError for a folder, layout or option that cannot work."""
         config = read_config(model)
         check_layout(config, parallel, spec.megatron, spec.precision)
-        check_lora(config, spec.lora, spec.megatron, has_value_head=has_value_head)
+        check_lora(config, spec.lora, spec.megatron, has_value_head=self.has_value_head)
         self.spec, self.seed = spec, seed
         self.layout = current_layout(parallel)
         self.shape = model_shape(config)
-        if has_value_head:
+        if self.has_value_head:
             self.shape = replace(self.shape, has_value_head=True, is_tied=False)
         kernels.choose(spec.kernels)
         self.steps_done = 0
@@ -106,7 +109,7 @@ class Training:
         self._routers = Routers.of(self.network, self.config)
         self._model = model
         self.load_folder(model)
-        freeze(self.network, frozen)
+        freeze(self.network, self.frozen)
         if spec.lora is not None:
             add_adapters(self.network, spec.lora, self.shape, self.layout, seed)
         self._ddp = self._data_parallel(self.network)
@@ -259,10 +262,7 @@ class Training:
     # Scoring
 
     def read(
-        self,
-        flat: FlatSequences,
-        head: Mapping[str, Any],
-        indices: NDArray[np.int64] | None = None,
+        self, flat: FlatSequences, head: Mapping[str, Any], indices: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
         """What the model's head says first of every trained token, as flat as the tokens; 0 for
         the others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""

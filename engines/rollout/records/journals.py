@@ -31,7 +31,7 @@ from engines.rollout.protocols import Generate
 from engines.rollout.records.packing import dump_turns, load_turns, pack_samples, unpack_samples
 from engines.types import Generation, Message, Sample, Sampling, Status, TokenIds
 from engines.weight_versions import WeightVersions
-from infra.store.retention import NoteKind
+from infra.store.removal import NoteKind
 
 
 class Notes(Protocol):

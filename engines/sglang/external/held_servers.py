@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.external.found_server import FoundServer, look_at
-from engines.sglang.external.restore import OwnWeights, restore
 from engines.sglang.external.server_guard import Guard
-from engines.sglang.external.server_lock import ServerLock
+from engines.sglang.external.server_lock import OwnWeights, ServerLock, restore
 from infra.access import external_key, forget_key, note_key
 from infra.errors import EngineError, InputError, LeaseLost
 

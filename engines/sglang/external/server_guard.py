@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from engines.sglang.external.restore import OwnWeights, restore
-from engines.sglang.external.server_lock import ServerLock
+from engines.sglang.external.server_lock import OwnWeights, ServerLock, restore
 from infra.access import forget_key, key_of, note_key
 from infra.errors import EngineError, LeaseLost
 from infra.home import home

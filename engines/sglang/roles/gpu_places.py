@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engines.devices.hosts import Host
+from engines.devices.ray_cluster import Host
 from engines.devices.units import Request
 from infra.errors import InputError
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.sglang.client import GenerationClient
-from engines.sglang.roles.scorer import Scorer
+from engines.sglang.roles.token_scores import Scorer
 from engines.types import Message, Problem, Sampling
 from infra.errors import EngineError, InputError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from engines.devices.device_kinds import ServerPart
 from engines.devices.host_agent import HostAgent
+from engines.devices.units import ServerPart
 from engines.rendezvous import use_interface_of
 from engines.sglang.servers.remote_slot import SlotState
 from engines.sglang.servers.server import Place, Server

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engines.devices.device_kinds import ServerPart
-from engines.devices.hosts import Host, Hosts
+from engines.devices.ray_cluster import Host, Hosts
+from engines.devices.units import ServerPart
 from engines.sglang.http import call
 from engines.sglang.servers.server import Place, architecture
 from engines.sglang.spec import FleetSpec

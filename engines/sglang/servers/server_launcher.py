@@ -18,7 +18,7 @@ from typing import Any
 
 from engines.sglang import plugin
 from engines.sglang.cpu import missing_modules as absent
-from engines.sglang.servers import server_hooks, weight_routes
+from engines.sglang.servers import server_hooks
 from engines.sglang.servers.host import prepare_environment, prepare_memory_saver, share_cores
 from infra.access import basic_token, required_key
 from infra.cuda import has_cuda
@@ -30,7 +30,7 @@ PRELOADED = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",  # imports the model files
-    "engines.weights.disk_delta.requests",
+    "engines.weights.disk_delta.weight_copy",
 )
 
 
@@ -153,7 +153,7 @@ def serve(options: dict[str, Any]) -> None:
     server_hooks.adopt()
     first, num_hosts = options.get("base_gpu_id", 0), options.get("nnodes", 1)
     gpus = range(first, first + options.get("tp_size", 1) // num_hosts)
-    weight_routes.install(gpus, num_hosts)
+    server_hooks.answer_for_weights(gpus, num_hosts)
     try:
         run_server(ServerArgs(**options, **keys))  # pyrefly: ignore[unexpected-keyword]
     finally:

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engines.devices.device_kinds import SERVER_PARTS, ServerPart
 from engines.devices.host_agent import HostAgent
 from engines.devices.lease import Lease
-from engines.devices.units import OwnerSettings, Request
+from engines.devices.units import SERVER_PARTS, OwnerSettings, Request, ServerPart
 from engines.sglang.http import order
 from engines.sglang.roles.gpu_places import role_places
 from engines.sglang.servers.remote_slot import RemoteSlot

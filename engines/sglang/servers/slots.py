@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from engines.devices.child_processes import ChildProcesses
-from engines.devices.device_kinds import SERVER_PARTS, ServerPart
 from engines.devices.host_agent import HostAgent
-from engines.devices.hosts import OWN, Host
-from engines.devices.units import first_server_device, server_host
+from engines.devices.ray_cluster import OWN, Host
+from engines.devices.units import SERVER_PARTS, ServerPart, first_server_device, server_host
 from engines.sglang.http import order, read_text
 from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.router import Router

@@ -5,6 +5,14 @@ client ── gateway (HOST:PORT, with the key) ─┬─ router ── servers 
                                              └─ router ── servers of another
 
 Behind the first of them, each asks the next for the key of this home.
+
+A model that an endpoint serves, and the arguments of its servers and its router.
+
+Which of SGLang's parsers read a model's tool calls and thoughts, by its chat template.
+
+SGLang's parsers assume that thinking is on where a request says nothing, and some that it is always
+on. So every server is told what the template itself does then, and gets the parser that begins as
+the template does: inside a thought, or outside.
 """
 
 from __future__ import annotations
@@ -13,19 +21,168 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from engines.chat.chat_folder import load_chat_folder
+from engines.chat.chat_turns import CallForm
+from engines.chat.mode import Mode, Thoughts
+from engines.chat.pieces import Pieces
+from engines.chat.template import SWITCHES
 from engines.devices.child_processes import ChildProcesses, log_tail
+from engines.families.common.model_config import read_config
 from engines.sglang.http import call
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.serving.models_gateway import Gateway
-from engines.sglang.serving.served_models import ServedModel, router_form
-from engines.sglang.topology.placing import PlacedServer, place_here
+from engines.sglang.spec import FleetSpec
+from engines.sglang.topology import PlacedServer, ServedFleet, place_here
+from engines.types import Message, ToolCall
 from infra.access import LOOPBACK, forget_key, note_key, reachable, required_key
 from infra.cuda import has_cuda
 from infra.errors import EngineError
+
+NONE = "none"
+AUTO = "auto"
+"""SGLang looks at the template itself"""
+_CALLER = Message("assistant", "", tool_calls=(ToolCall("tool", {"key": "value"}),))
+
+
+@dataclass(frozen=True, slots=True)
+class Parsers:
+    """Names of SGLang's parsers; `none` leaves the text as the model wrote it."""
+
+    tools: str = NONE
+    thinking: str = NONE
+    defaults: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """`chat_template_kwargs` of requests that do not give them"""
+    mode: str = ""
+    """when the model thinks, in words"""
+
+
+def parsers_of(folder: Path) -> Parsers:
+    """For the two forms of calls that Tributary trains, the parser of exactly that form; for others
+    what SGLang finds. Raises InputError for a folder without a chat template."""
+    pieces = Pieces(load_chat_folder(folder).template)
+    form, mode = pieces.call_form(), pieces.mode
+    defaults = {mode.switch: mode.default} if mode.switch else {}
+    if mode.thoughts is Thoughts.FREE:  # the parser of thoughts that the model opens itself
+        defaults = {SWITCHES[0]: False}
+    return Parsers(_tool_parser(pieces, folder), _thought_parser(mode, form), defaults, _said(mode))
+
+
+def _tool_parser(pieces: Pieces, folder: Path) -> str:
+    form = pieces.call_form()
+    if form == "glm":
+        # GLM-4.5 writes a line feed after the tool's name, GLM-4.7 and our random models do not.
+        is_bare = "<tool_call>tool<arg_key>" in pieces.turn(_CALLER, thinking=False)
+        return "glm47" if is_bare else "glm45"
+    if form == "hermes":
+        is_qwen = str(read_config(folder).get("model_type", "")).startswith("qwen")
+        return "qwen25" if is_qwen else "hermes"
+    return AUTO
+
+
+def _thought_parser(mode: Mode, form: CallForm | None) -> str:
+    match mode.thoughts:
+        case Thoughts.NONE:
+            return NONE
+        case Thoughts.FOREIGN:
+            return AUTO
+        case Thoughts.ALWAYS:  # both begin inside a thought; the first ends it where a call begins
+            return "qwen3-thinking" if form else "deepseek-r1"
+        case Thoughts.FREE:
+            return "qwen3"
+        case Thoughts.SWITCHED if form == "glm":
+            return "glm45"
+        case Thoughts.SWITCHED:  # each reads the variable of its name
+            return "qwen3" if mode.switch == SWITCHES[0] else "deepseek-v3"
+
+
+def _said(mode: Mode) -> str:
+    if mode.switch:
+        state = "on" if mode.default else "off"
+        return f"{state} unless a request's chat_template_kwargs have {mode.switch}"
+    if mode.thoughts is Thoughts.ALWAYS:
+        return "always on"
+    return "left to the model" if mode.thoughts is Thoughts.FREE else "never"
+
+
+_POLICIES: Mapping[str, str] = {
+    "cache_aware": "cache_aware",
+    "sticky": "manual",
+    "spread": "round_robin",
+}
+
+
+def server_form(fleet: ServedFleet, server: PlacedServer, rank: int) -> dict[str, Any]:
+    """Fields of SGLang's ServerArgs for one of a server's nodes."""
+    form: dict[str, Any] = {}
+    if fleet.attention_dp > 1:
+        form["attn_dp_size"] = fleet.attention_dp
+    if len(server.nodes) > 1:
+        form |= {
+            "nnodes": len(server.nodes),
+            "node_rank": rank,
+            "dist_init_addr": f"{server.address}:{server.rendezvous_port}",
+        }
+    if fleet.disaggregated is not None:
+        form |= {
+            "disaggregation_mode": server.task,
+            "disaggregation_transfer_backend": fleet.disaggregated.transfer,
+            "disaggregation_bootstrap_port": server.bootstrap_port,
+        }
+    return form
+
+
+def router_form(fleet: ServedFleet, servers: Sequence[PlacedServer]) -> dict[str, object]:
+    """Flags of sglang-router. A router of disaggregated servers is told of them at its start."""
+    flags: dict[str, object] = {"--policy": _POLICIES[fleet.routing]}
+    if fleet.max_requests is not None:
+        flags |= {
+            "--max-concurrent-requests": fleet.max_requests,
+            "--queue-size": fleet.max_waiting,
+            "--queue-timeout-secs": fleet.max_wait_seconds,
+        }
+    if fleet.disaggregated is not None:
+        flags |= {
+            "--pd-disaggregation": None,
+            "--prefill": [(s.url, s.bootstrap_port) for s in servers if s.task == "prefill"],
+            "--decode": [(s.url,) for s in servers if s.task == "decode"],
+        }
+    return flags
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model of an endpoint, under the name that requests give as `model`."""
+
+    name: str
+    folder: Path
+    parsers: Parsers
+    fleet: ServedFleet
+
+    def spec(self, server: PlacedServer, rank: int) -> FleetSpec:
+        """For one node of a server. The fleet's own SGLang arguments win over ours."""
+        ours: dict[str, Any] = {
+            "host": server.nodes[rank].host.address,
+            "served_model_name": self.name,
+            "skip_tokenizer_init": False,
+            "grammar_backend": "xgrammar",
+        }
+        if self.parsers.tools != NONE:
+            ours["tool_call_parser"] = self.parsers.tools
+        if self.parsers.thinking != NONE:
+            ours["reasoning_parser"] = self.parsers.thinking
+        if self.parsers.defaults:
+            ours["default_chat_template_kwargs"] = dict(self.parsers.defaults)
+        form = server_form(self.fleet, server, rank)
+        return FleetSpec(
+            max_total_tokens=self.fleet.max_total_tokens,
+            sglang=ours | form | dict(self.fleet.sglang),
+        )
+
 
 _LAUNCHER = "engines.sglang.servers.server_launcher"
 _ROUTER: Mapping[str, object] = {"--log-level": "error"}

@@ -4,7 +4,6 @@
                                pause ─▶ the server loads them ─▶ continue
     CUDA, or servers of others pause ─▶ ranks ─ nccl or gloo ─▶ the engine itself ─▶ continue
 
-`transport.py` chooses and does a whole push. `arriving_group.py` and `arrivals.py` are the two
-sides of the first way, `engine_group.py` is the second; `joining.py` is how both begin,
-`failure.py` what is said when servers do not join or do not receive.
+`broadcast.py` chooses and does a whole push. It and `arrivals.py` have the two sides of the first
+way; `engine_group.py` has the second, and how both begin.
 """

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from engines.rendezvous import tcp_store
-from engines.weights.broadcast.joining import JOIN_S
+from engines.weights.broadcast.engine_group import JOIN_S
 from engines.weights.buckets import Bucket
 from engines.weights.reach import address_towards
 from engines.weights.shared_memory import allocate, flat_handles

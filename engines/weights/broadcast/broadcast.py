@@ -3,24 +3,138 @@
 Each pipeline stage's sender has a process group with all servers, in which it is rank 0. A group
 holds until the servers change: another set of them, or one that holds other weights than the last
 push left there, for it was restarted and knows nothing of the group.
+
+The trainer's side of weights that arrive while servers generate; `arrivals.py` is theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from engines.weights.broadcast.arriving_group import ArrivingGroup, let_weights_arrive
-from engines.weights.broadcast.engine_group import EngineGroup
-from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
-from engines.weights.transport import PublishReport, Target
+from engines.devices.waiting_time import transfer_bound_s
+from engines.rendezvous import listen
+from engines.sglang.http import UnknownRequest, call, order
+from engines.weights.broadcast.arrivals import (
+    JOIN,
+    LEAVE,
+    OPEN,
+    RECEIVE,
+    broadcast,
+    gloo_group,
+)
+from engines.weights.broadcast.engine_group import JOIN_S, EngineGroup, failed, join_all
+from engines.weights.buckets import TAKE_S, Bucket, OwnMemory, TrainedWeights
+from engines.weights.reach import address_towards
+from engines.weights.shared_memory import tell
+from engines.weights.transport import CONTROL_S, PublishReport, Target
 from engines.weights.update import Servers
 from engines.weights.weight_stream import stream
 from infra.errors import EngineError
+
+_ALIGNED = 64
+"""bytes: where a bucket begins in a server's memory, whatever the type of its values"""
+
+
+class ArrivingGroup:
+    """One stage's sender, and the process of each server that answers its requests."""
+
+    def __init__(
+        self, targets: Sequence[Target], trainer: str, bucket_sizes: Sequence[int]
+    ) -> None:
+        """Join with every server. `trainer`: a name that all stages of it share; `bucket_sizes`: of
+        each push, in order. Raises EngineError."""
+        self._name = f"{trainer}-{uuid4().hex[:8]}"
+        self._targets = list(targets)
+        self._num_bytes = sum(map(_aligned, bucket_sizes))
+        self._begin = 0
+        """of the next bucket"""
+        urls = self._urls = [target.url for target in targets]
+        host = address_towards(urls[0])
+        listener = listen(host)
+        port = listener.getsockname()[1]
+
+        def join(url: str) -> None:
+            body = {
+                "trainer": trainer,
+                "group": self._name,
+                "host": host,
+                "port": port,
+                "rank": 1 + urls.index(url),
+                "world_size": 1 + len(urls),
+                "num_bytes": self._num_bytes,
+            }
+            order(url, JOIN, body, timeout=JOIN_S)
+
+        self._group = join_all(
+            urls,
+            join,
+            lambda: gloo_group(host, port, 0, 1 + len(urls), host, listener),
+            lambda _: self.close(),
+            f"tcp://{host}:{port}",
+        )
+
+    def send(self, servers: Servers, bucket: Bucket) -> list[Future[Any]]:
+        """To the bucket's place in every server's memory; it is there when the futures are done."""
+        body = {
+            "group": self._name,
+            "begin": self._begin,
+            "num_bytes": bucket.flat.nbytes,
+            "dtype": str(bucket.tensors[0][1].dtype).removeprefix("torch."),
+            "names": [name for name, _ in bucket.tensors],
+            "shapes": [list(tensor.shape) for _, tensor in bucket.tensors],
+        }
+        self._begin += _aligned(bucket.flat.nbytes)
+        bound_s = transfer_bound_s(bucket.flat.nbytes, TAKE_S)
+        taking = servers.start(lambda url: order(url, RECEIVE, body, timeout=bound_s))
+        try:
+            broadcast(self._group, bucket.flat)
+        except RuntimeError as error:
+            what = f"did not all receive a bucket of {bucket.flat.nbytes} bytes"
+            raise failed(what, self._urls, taking, error) from error
+        return taking
+
+    def load(self, servers: Servers) -> None:
+        """Have paused servers take what arrived. The next bucket is then a push's first."""
+        self._begin = 0
+        ranks_of = {target.url: target.num_ranks for target in self._targets}
+
+        def take(url: str) -> None:
+            body = {"group": self._name, "num_ranks": ranks_of[url]}
+            told = call(url, OPEN, body, timeout=CONTROL_S)["handles"]
+            tell(url, told, self._num_bytes)
+
+        servers.each(take)
+
+    def close(self) -> None:
+        """Leave the group here and on every server that still answers."""
+
+        def leave(url: str) -> None:
+            with suppress(EngineError):
+                order(url, LEAVE, {"group": self._name}, timeout=CONTROL_S)
+
+        with Servers(self._urls) as servers:
+            servers.each(leave)
+
+
+def let_weights_arrive(urls: Sequence[str]) -> bool:
+    """Whether all servers are ours, and so can receive beside their work. Raises EngineError."""
+    try:
+        for url in urls:
+            order(url, LEAVE, {"group": ""}, timeout=CONTROL_S)
+    except UnknownRequest:
+        return False
+    return True
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNED) * _ALIGNED
+
 
 _CPU_BUCKET_BYTES = 24 << 20
 """malloc gives memory of up to 32 MiB again; larger buckets would be mapped anew each time, which

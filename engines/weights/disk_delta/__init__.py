@@ -4,7 +4,7 @@
                                                           │
     server ◀─ changed tensors, by shared memory ─ WeightCopy ◀┘    in the server's own process
 
-`difference.py` has the bytes of a file, `manifest.py` what names them, `share_writer.py` a rank's
-part, `folder.py` the versions that stay, `weight_copy.py` the side of a server, `served_copy.py`
-and `requests.py` how the two talk, `transport.py` a whole push.
+`difference.py` has the bytes of a file and how a rank writes its part, `delta_manifest.py` what
+names them and the versions that stay, `weight_copy.py` the side of a server and how the two talk,
+`disk_delta.py` a whole push.
 """

@@ -25,8 +25,8 @@ from engines.weights.disk_delta.delta_manifest import (
     new_folder,
     remove_all_but,
 )
-from engines.weights.disk_delta.requests import Prepared, confirm, forget, prepare
-from engines.weights.disk_delta.share_writer import ShareWriter
+from engines.weights.disk_delta.difference import ShareWriter
+from engines.weights.disk_delta.weight_copy import Prepared, confirm, forget, prepare
 from engines.weights.shared_memory import tell
 from engines.weights.transport import PublishReport, ServerWeights, Target, server_weights
 from engines.weights.update import Servers, Update, finish

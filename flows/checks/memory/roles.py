@@ -32,7 +32,7 @@ from infra.errors import InputError, StorageError
 from tasks.base.spec import BaseSettings
 from tasks.mid_training.spec import MidTrainingSpec
 from tasks.model_folder.model_files import ModelFiles
-from tasks.served.served_folder import config_of
+from tasks.served.body import config_of
 
 
 @dataclass(frozen=True, slots=True)

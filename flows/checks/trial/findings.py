@@ -21,8 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Blind
-from flows.checks.trial.request import Findings, TrialRequest
+from flows.checks.trial.request import IMPORT_SECONDS, Blind, Findings, TrialRequest
 from infra.home import SOURCE_ROOT, home
 from infra.processes.leftovers import temporary_folder
 from infra.secret_references import environment_without_secrets, secrets_of

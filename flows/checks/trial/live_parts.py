@@ -14,16 +14,21 @@ from curricula.built_in_curricula import OF_LIBRARIES
 from curricula.splits import Admissible
 from engines.draws import leave_out_long
 from engines.types import Curriculum, Environment, RowCurriculum, Transcript, Verdict
-from flows.checks.contracts import faults_of
-from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Attempts
-from flows.checks.trial.request import CustomPart, PlacedCurriculum, PlacedDomain
+from flows.checks.hook_checks import faults_of
+from flows.checks.trial.request import (
+    IMPORT_SECONDS,
+    Attempts,
+    CustomPart,
+    PlacedCurriculum,
+    PlacedDomain,
+)
 from infra.errors import EngineError, InputError
 from rewards.group_rewards import GroupReward
 from rewards.rubric import Rubric, Term
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.live_domain import as_term
-from tasks.model_folder.folder_chat import template_text
+from tasks.model_folder.folder_report import template_text
 from tasks.model_folder.model_files import local_folder
 
 

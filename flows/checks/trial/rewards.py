@@ -18,8 +18,8 @@ from engines.types import (
     Transcript,
     Verdict,
 )
-from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
+from flows.checks.trial.request import Attempts
 from rewards.built_in_rewards import BUILT_IN
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.group_rewards import GroupReward, GroupRubric, GroupTerm

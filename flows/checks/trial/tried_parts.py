@@ -15,12 +15,25 @@ from curricula.built_in_curricula import build as build_curriculum
 from engines.chat.mode import Thoughts
 from engines.draws import draw_examples
 from engines.types import Demonstration, Problem, Split
-from flows.checks.trial.bounded_steps import Attempts, Blind, Observer
-from flows.checks.trial.environment import decide_mode, try_driver, try_environment
 from flows.checks.trial.live_parts import LiveParts, build_parts, read_rows, try_changed, try_custom
-from flows.checks.trial.problems import base_chat, render, try_problems, try_prompts
-from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
+from flows.checks.trial.request import (
+    Attempts,
+    Blind,
+    Findings,
+    Observer,
+    PlacedDomain,
+    TrialRequest,
+)
 from flows.checks.trial.rewards import try_rewards
+from flows.checks.trial.tried_domain import (
+    base_chat,
+    decide_mode,
+    render,
+    try_driver,
+    try_environment,
+    try_problems,
+    try_prompts,
+)
 from infra.errors import InputError
 from infra.hooks import resolve
 from rewards.built_in_rewards import ASKING

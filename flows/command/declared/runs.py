@@ -50,7 +50,7 @@ def label(
         by: Who chooses, as the rows say; default: your user's name.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.models.label_command import label as serve
+    from flows.reports.labelling import label as serve
 
     return serve(artifact, run, to, by, root, open_, console)
 

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.named_artifacts import find_model
-from flows.command.output import CommandConsole, print_json, text_table
 from infra.home import home
 
 if TYPE_CHECKING:
-    from engines.align.comparison import Alignment, Difference
+    from engines.align.compared_programs import Alignment, Difference
 
 
 def align(
@@ -21,8 +21,7 @@ def align(
     folder = find_model(model, root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
-        from engines.align.comparison import BOUNDS, compare
-        from engines.align.programs import run_all
+        from engines.align.compared_programs import BOUNDS, compare, run_all
         from engines.devices.child_processes import ChildProcesses
         from engines.sglang.servers.slots import LAUNCHER
 
@@ -39,7 +38,7 @@ def align(
 
 
 def show(found: Alignment, title: str, console: CommandConsole) -> None:
-    from engines.align.comparison import by_layer
+    from engines.align.compared_programs import by_layer
 
     pairs = list(found.differences[0].between)
     header = ["", *(" - ".join(pair) for pair in pairs), "first beyond"]

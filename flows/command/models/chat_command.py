@@ -19,14 +19,12 @@ from engines.chat import Chat
 from engines.chat.mode import Thoughts
 from engines.chat.template import SWITCHES
 from engines.families.common.model_config import read_config
-from engines.sglang.serving.endpoint import Endpoint
-from engines.sglang.serving.parsers import parsers_of
-from engines.sglang.serving.served_models import ServedModel
+from engines.sglang.serving.endpoint import Endpoint, ServedModel, parsers_of
 from engines.sglang.spec import CPU_TOKENS
-from engines.sglang.topology.spec import ServedFleet
+from engines.sglang.topology import ServedFleet
 from engines.types import Message, Problem
+from flows.command.app import CommandConsole
 from flows.command.models.named_artifacts import find_model
-from flows.command.output import CommandConsole
 from infra.access import LOOPBACK, bearer_of
 from infra.errors import EngineError, InputError
 from infra.home import home

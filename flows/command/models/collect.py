@@ -20,8 +20,8 @@ from typing import Any, cast
 from rich.console import Console
 
 from flows.catalog import plan_of
+from flows.command.app import print_json, text_table
 from flows.command.models.named_artifacts import locate_artifact, made_by
-from flows.command.output import print_json, text_table
 from flows.reasons import planned_identities
 from flows.running.records import RunHead, RunRecord, store_to_show
 from infra.errors import DamagedRecord, InputError, TributaryError

@@ -18,8 +18,9 @@ from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
 from engines.families.common.dense import is_fp8
 from engines.families.common.model_config import read_config
-from engines.megatron.convert.dist_folder import is_local_dist_folder
+from engines.megatron.hf.dist_folder import is_local_dist_folder
 from engines.sglang.spec import server_address
+from flows.command.app import CommandConsole, print_json
 from flows.command.models.card import (
     CARD,
     LINEAGE,
@@ -31,7 +32,6 @@ from flows.command.models.card import (
     origin_of,
 )
 from flows.command.models.named_artifacts import NamedModel, find_model, find_named_model
-from flows.command.output import CommandConsole, print_json
 from flows.running.records import has_run
 from infra.errors import CorruptArtifact, InputError
 from infra.home import new_folder, require_free
@@ -183,7 +183,7 @@ def convert(source: str, folder: str, like: str, root: str, console: Console) ->
     if like and not is_dist:
         raise InputError("--like is for a dist_checkpointing folder; an HF folder has all it needs")
     if not is_dist and is_fp8(read_config(told)):
-        from engines.megatron.convert.fp8_folder import write_plain_folder
+        from engines.megatron.hf.write_hf import write_plain_folder
 
         with new_folder(target) as draft:
             count = write_plain_folder(told, draft)
@@ -205,8 +205,8 @@ def convert(source: str, folder: str, like: str, root: str, console: Console) ->
 
 
 def _converted(dist: Path | None, hf: Path, draft: Path) -> float:
-    from engines.megatron.convert.convert import largest_difference, write_dist_folder
-    from engines.megatron.convert.write_hf import write_hf_folder
+    from engines.megatron.hf.convert import largest_difference, write_dist_folder
+    from engines.megatron.hf.write_hf import write_hf_folder
 
     if dist is None:
         write_dist_folder(hf, draft)
@@ -229,7 +229,7 @@ def _config_folder(dist: Path, like: str, root: str) -> Path:
 def publish_model(
     model: str, to: list[str], by: Way, root: str, json: bool, console: CommandConsole
 ) -> int:
-    from engines.sglang.external.publish import publish
+    from engines.sglang.external.give_weights import publish
 
     addresses = [_address(text) for text in to]
     if not addresses:

@@ -20,8 +20,8 @@ from rich.console import Console
 from curricula.rows.conversation import Conversation
 from curricula.rows.pairs import Judged, PairColumns, num_shared, read_judged
 from engines.types import Message, Problem, Status, Transcript
+from flows.command.app import print_json
 from flows.command.models.judge_report import SHOWN, Pair, PairScores, lines, report_of
-from flows.command.output import print_json
 from flows.explain import nearest, validated
 from flows.load import load_recipe
 from flows.one_stage.one_domain import columns_of
@@ -29,7 +29,7 @@ from flows.recipe import Recipe
 from infra.access import is_here, required_key
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import find_files, require_names
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 from infra.errors import EngineError, InputError, OutOfReach
 from rewards.judges.external_judge import EXTERNAL_JUDGE, ExternalJudge, ExternalJudgeSettings
 from rewards.judges.judge_prompt import JudgeQuestion

@@ -28,8 +28,8 @@ from statistics import fmean
 from rich.markup import escape
 from rich.table import Table
 
+from flows.command.app import CommandConsole, print_json
 from flows.command.models.model_names import require_model_name, stages_of_run
-from flows.command.output import CommandConsole, print_json
 from flows.explain import nearest
 from flows.load import is_recipe, recipe_names
 from flows.plan import EVALUATE

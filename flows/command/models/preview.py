@@ -19,19 +19,18 @@ from curricula.prompt_files.prompt import (
     reference_checksum,
 )
 from curricula.prompt_files.spec import PromptSource
-from curricula.rows.columns import Columns, Layout
-from curricula.rows.conversation import Conversation
+from curricula.rows.conversation import Columns, Conversation, Layout
 from curricula.rows.layouts import read_row
 from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.batching import TokenSequence
 from engines.types import Json, Problem
+from flows.command.app import CLOSE, OPEN, print_json
 from flows.command.models.named_artifacts import find_model
-from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import validated
 from flows.one_stage.one_domain import columns_of
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files, require_names
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from infra.errors import InputError
 from infra.shown_text import shown
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats

@@ -19,14 +19,19 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from engines.sglang.serving.endpoint import Endpoint
-from engines.sglang.serving.parsers import NONE, Parsers, parsers_of
-from engines.sglang.serving.served_models import ServedModel
-from engines.sglang.topology.placing import PlacedServer, hosts_of, place, with_free_ports
-from engines.sglang.topology.spec import ServedFleet, Topology
-from engines.sglang.topology.topology_problems import check_arguments, topology_problems
+from engines.sglang.serving.endpoint import NONE, Endpoint, Parsers, ServedModel, parsers_of
+from engines.sglang.topology import (
+    PlacedServer,
+    ServedFleet,
+    Topology,
+    check_arguments,
+    hosts_of,
+    place,
+    topology_problems,
+    with_free_ports,
+)
+from flows.command.app import print_json
 from flows.command.models.named_artifacts import find_model
-from flows.command.output import print_json
 from flows.explain import explain
 from flows.load import option_value, parse_yaml
 from infra.access import key_path, require_listenable, require_shared_key, required_key

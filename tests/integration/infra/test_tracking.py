@@ -21,9 +21,8 @@ import httpx
 import pytest
 
 from flows.command.models.named_artifacts import find_named_model
-from flows.distill_rounds import FLOW, Round, plan_distill_rounds
 from flows.load import load_recipe
-from flows.post_train import plan_post_train
+from flows.post_train import FLOW, Round, plan_distill_rounds, plan_post_train
 from flows.reports.outcome import Best, ScoreCell
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError
@@ -32,9 +31,9 @@ from infra.tracking.old_curves import thin_curves
 from infra.tracking.pages import front_page
 from infra.tracking.rest import Dataset, Metric, MlflowRest, aliased_artifacts
 from infra.tracking.spool import deliver_spool, spool_folder
-from infra.tracking.system_metrics import measured
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageWork
+from tasks.durable.reporter import measured
 from tests.parts.chat_parts import random_base
 from tests.parts.machine import network
 from tests.parts.mlflow_server import MlflowServer

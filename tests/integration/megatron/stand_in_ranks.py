@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.devices.actor_answers import ProcessAddress, address_of_this_actor
+from engines.devices.waiting_time import ProcessAddress, address_of_this_actor
 from engines.megatron.ranks.rank import TrainerJob
 from infra.errors import AgreementError, InputError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.megatron.convert.dist_folder import DistWeights
+from engines.megatron.hf.dist_folder import DistWeights
 from engines.megatron.hf.folder import HfWeights
 from flows.command.main import main
 from tasks.base.import_folder import import_model

@@ -16,7 +16,7 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.parallel import one_rank
 from engines.megatron.spec import Lora, Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.sft_trainer import SftTrainer
+from engines.megatron.train.policy_trainers import SftTrainer
 from engines.step_inputs import StepInputs
 from tests.integration.megatron.megatron_models import make_model, samples, sequences, varied
 from tests.integration.megatron.megatron_ranks import (

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from engines.algorithms.combinations import refusals
-from engines.algorithms.presets import PRESETS
-from engines.algorithms.spec import Algorithm
+from engines.algorithms.spec import PRESETS, Algorithm
 from engines.megatron.parallel import one_rank
 from engines.megatron.rl.rl_batch import RlBatch
 from engines.megatron.rl.trainer import RlTrainer

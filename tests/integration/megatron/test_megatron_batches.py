@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from tasks.updates import changed_share
+from tasks.training_record import changed_share
 from tests.integration.megatron.megatron_models import make_model, sequences
 from tests.integration.megatron.megatron_ranks import Ranks, TrainerArgs
 

@@ -16,7 +16,7 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
-from engines.devices.device_kinds import TRAINER_PARTS
+from engines.devices.units import TRAINER_PARTS
 from engines.families.common.registry import family_names
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.parallel import one_rank

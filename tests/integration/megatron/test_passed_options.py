@@ -344,7 +344,7 @@ def resumed(_: Any, model: Path, folder: Path) -> dict[str, dict[str, np.ndarray
     from engines.megatron import device
     from engines.megatron.rl.trainer import RlTrainer
     from engines.megatron.train import optimizer
-    from engines.megatron.train.optimizer_shards import optimizer_parts
+    from engines.megatron.train.optimizer import optimizer_parts
 
     stock = HybridDeviceOptimizer._get_sub_optimizer_param_groups
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engines.megatron.spec import Parallel
-from engines.weights import recheck
+from engines.weights import weight_stream
 from engines.weights.buckets import Memory, TrainedWeights
 from engines.weights.cuda_ipc import CudaIpc, Opening
 from engines.weights.reach import REACH
@@ -224,7 +224,7 @@ def test_a_rank_that_copies_after_its_server_answered_is_found_out(
 
 def checked(trainer: Any, folder: Path, targets: Sequence[Target]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(recheck.CHECK_WEIGHTS, "1")
+        patch.setenv(weight_stream.CHECK_WEIGHTS, "1")
         published(trainer, folder, targets)
 
 

@@ -19,13 +19,12 @@ from ray import cloudpickle
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.devices.find_owner import open_owner
+from engines.devices.lease import prewarm
 from engines.devices.owner import KindStatus
 from engines.devices.ray_cluster import connect
-from engines.devices.stage_lease import prewarm
 from engines.devices.units import OwnerSettings
-from engines.megatron.ranks.critic_group import lease_with_critic
 from engines.megatron.ranks.rank import Rank, TrainerJob, TrainerRank
-from engines.megatron.ranks.trainer_group import TrainerGroup
+from engines.megatron.ranks.trainer_group import TrainerGroup, lease_with_critic
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.step_inputs import StepInputs
 from infra.errors import (

@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.align.comparison import BOUNDS, compare
+from engines.align.compared_programs import BOUNDS, compare, run_all
 from engines.align.points import ORDER
-from engines.align.programs import run_all
 from engines.devices.child_processes import ChildProcesses
 from engines.sglang.servers.slots import LAUNCHER
 from tests.integration.conftest import SglangPair

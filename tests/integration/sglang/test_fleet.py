@@ -14,11 +14,10 @@ import psutil
 import pytest
 import ray
 
-from engines.devices.device_kinds import SERVER_PARTS
 from engines.devices.find_owner import open_owner
 from engines.devices.owner import KindStatus
 from engines.devices.ray_cluster import driver_id
-from engines.devices.units import OwnerSettings, Request
+from engines.devices.units import SERVER_PARTS, OwnerSettings, Request
 from engines.sglang.client import GenerationClient
 from engines.sglang.fleet import Fleet
 from engines.sglang.http import call

@@ -12,9 +12,8 @@ from infra.code.identity import CodeIdentity
 from infra.errors import InputError
 from infra.store.store import Store
 from tasks.durable.stage_identity import StoredResults
-from tasks.lm_eval.body import ordered, run
+from tasks.lm_eval.body import ordered, run, scores_of
 from tasks.lm_eval.lm_eval_harness import Order
-from tasks.lm_eval.scores import scores_of
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.stage import StageContext
 from tests.integration.conftest import SglangPair

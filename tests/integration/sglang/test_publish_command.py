@@ -102,7 +102,7 @@ def test_servers_in_use_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("engines.sglang.external.publish._WAIT_S", 0.0)
+    monkeypatch.setattr("engines.sglang.external.give_weights._WAIT_S", 0.0)
     held = HeldServers(external_pair.urls, 0)
     assert held.hold() == ""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.chat.chat_folder import load_chat_folder
-from engines.sglang.serving.parsers import AUTO, parsers_of
+from engines.sglang.serving.endpoint import AUTO, parsers_of
 from tests.parts.chat_parts import (
     LLAMA_TOKENS,
     QWEN_TOKENS,

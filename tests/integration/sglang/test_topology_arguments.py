@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from engines.sglang.servers.router import router_words
-from engines.sglang.serving.parsers import Parsers
-from engines.sglang.serving.served_models import ServedModel, router_form
-from engines.sglang.topology.placing import PlacedServer, hosts_of, place
-from engines.sglang.topology.spec import ServedFleet, Topology
+from engines.sglang.serving.endpoint import Parsers, ServedModel, router_form
+from engines.sglang.topology import PlacedServer, ServedFleet, Topology, hosts_of, place
 from tests.parts.sglang_python import SglangPython
 
 pytestmark = pytest.mark.integration

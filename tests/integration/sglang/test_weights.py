@@ -19,8 +19,7 @@ from engines.sglang.servers.server import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights import update
-from engines.weights.broadcast.arriving_group import ArrivingGroup
-from engines.weights.broadcast.broadcast import Broadcast
+from engines.weights.broadcast.broadcast import ArrivingGroup, Broadcast
 from engines.weights.buckets import Bucket
 from engines.weights.disk import load_folder
 from engines.weights.transport import ServerWeights, Transport, find_targets, server_weights

@@ -16,7 +16,7 @@ from engines.rollout.records.packing import pack_groups, saved_groups, unpack_gr
 from engines.weights.spec import WeightTransport
 from infra.errors import TrainingStopped
 from infra.store.artifacts import StageCheckpoints
-from infra.store.retention import NoteKind
+from infra.store.removal import NoteKind
 from infra.store.store import Store
 from infra.timeline import CHECKPOINTS, LANES, TRACE_FILE, TRAINER, read_trace
 from tasks.distill.body import run as run_distill

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engines.weights.buckets import TrainedWeights
 from engines.weights.disk_delta.delta_manifest import Base, Manifest
-from engines.weights.disk_delta.share_writer import ShareWriter
+from engines.weights.disk_delta.difference import ShareWriter
 from engines.weights.disk_delta.weight_copy import WeightCopy
 from infra.store.store import Store
 from tests.parts.whole_weights import WholeTensor

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 from engines.batching import TokenSequence
-from engines.devices.device_kinds import TRAINER_PARTS
+from engines.devices.units import TRAINER_PARTS
 from engines.megatron.rl.trainer import start_parallel, stop_parallel
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.sft_trainer import SftTrainer
+from engines.megatron.train.policy_trainers import SftTrainer
 from infra.processes.network import free_ports
 from tests.parts.live_memory import LiveMemory
 

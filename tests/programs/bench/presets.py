@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 
 from engines.algorithms.advantages import DistillationAdvantage, GaeAdvantage
-from engines.algorithms.presets import PRESETS
-from engines.algorithms.spec import Algorithm
+from engines.algorithms.spec import PRESETS, Algorithm
 from engines.step_inputs import StepInputs
 from tests.programs.bench.clock import Spent, median_ratio, timed
 from tests.programs.bench.rows import Row

@@ -14,10 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from engines.sglang.serving.endpoint import Endpoint
-from engines.sglang.serving.parsers import parsers_of
-from engines.sglang.serving.served_models import ServedModel
-from engines.sglang.topology.spec import ServedFleet
+from engines.sglang.serving.endpoint import Endpoint, ServedModel, parsers_of
+from engines.sglang.topology import ServedFleet
 from engines.weights.update import flush
 from infra.access import LOOPBACK, bearer
 from infra.processes.network import free_ports

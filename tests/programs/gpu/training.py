@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engines.batching import TokenSequence
-from engines.devices.device_kinds import TRAINER_PARTS
+from engines.devices.units import TRAINER_PARTS
 from engines.megatron.rl.trainer import RlTrainer
 from engines.megatron.train.pack import FlatSequences
 from infra.cuda import has_cuda
@@ -297,7 +297,7 @@ def _bytes_of(trained: RlTrainer) -> int:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    from engines.megatron.train.stopwatch import Stopwatch
+    from engines.megatron.train.speed import Stopwatch
 
     _settle()
     began = Stopwatch.start()

@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable, Sequence
 
 from flows.catalog import plan_of
+from flows.command.app import CommandConsole
 from flows.command.models.collect import collect
 from flows.command.models.named_artifacts import locate_artifact, show_artifacts
-from flows.command.output import CommandConsole
 from flows.command.runs_command import show_runs
 from flows.command.top import show_top
-from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
 from flows.plan import EVALUATE, PlannedStage
+from flows.post_train import plan_distill_rounds
 from flows.reasons import planned_identities
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
@@ -26,7 +26,7 @@ from infra.store.store import FileRecord
 from tasks.durable.claims import Claims, End, Owner
 from tasks.durable.protocol import job_path
 from tasks.durable.stage_identity import StageIdentity, spec_content
-from tasks.evaluate.earlier import ANY, alone
+from tasks.evaluate.score_tables import ANY, alone
 from tasks.evaluate.spec import EvaluateSpec
 from tests.programs.growth.meter import Figure, Meter
 from tests.programs.growth.registry import HISTORY, WORK, grows

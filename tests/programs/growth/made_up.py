@@ -12,7 +12,7 @@ from engines.rollout.consumer import StepResult
 from engines.rollout.metrics import StopRule
 from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery
-from engines.sglang.in_flight import ServerUse
+from engines.sglang.turn_queue import ServerUse
 from engines.types import Group, Message, Problem, Sample, Status, TokenIds
 from engines.weight_versions import WeightVersions
 from infra.store.artifacts import StageCheckpoints

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engines.rollout.records.gallery import Gallery
 from flows.catalog import plan_of
-from flows.command.output import CommandConsole
+from flows.command.app import CommandConsole
 from flows.command.rollouts import Wanted, show_rollouts
 from flows.load import load_recipe
 from flows.reports.page import write_page

@@ -15,7 +15,7 @@ from engines.rollout.tickets import ChosenTickets
 from engines.types import Message
 from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline, write_trace
 from tasks.rl.stage_record import RlRecord
-from tasks.series import Series
+from tasks.training_record import Series
 from tests.parts.rollout_parts import domain
 from tests.programs.growth.made_up import (
     NO_SERVERS,

@@ -18,8 +18,7 @@ from engines.algorithms import contract
 from engines.algorithms.advantages import Advantage
 from engines.algorithms.aggregation import Aggregation
 from engines.algorithms.corrections import Level, Rejection
-from engines.algorithms.losses import Loss
-from engines.algorithms.penalties import Estimator
+from engines.algorithms.losses import Estimator, Loss
 
 UNIONS: dict[str, Any] = {
     "advantage": Advantage,

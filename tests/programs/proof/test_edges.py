@@ -20,7 +20,7 @@ from engines.algorithms.advantages import (
 )
 from engines.algorithms.aggregation import shares
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.penalties import kl_estimate, overlong_penalty, unbiased_kl
+from engines.algorithms.losses import kl_estimate, overlong_penalty, unbiased_kl
 from engines.algorithms.statistics import whitened
 from tests.programs.proof.cases import advantage_cases, doubles, loss_cases, replies, step_of
 

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.aggregation import shares
-from engines.algorithms.losses import ClipLoss, policy_loss, supervised_loss, value_loss
-from engines.algorithms.penalties import Estimator, kl_estimate, unbiased_kl
+from engines.algorithms.losses import (
+    ClipLoss,
+    Estimator,
+    kl_estimate,
+    policy_loss,
+    supervised_loss,
+    unbiased_kl,
+    value_loss,
+)
 from tests.programs.proof import reference
 from tests.programs.proof.cases import doubles, flat, loss_cases, micro
 

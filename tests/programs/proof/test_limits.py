@@ -36,11 +36,13 @@ from engines.algorithms.losses import (
     DisLoss,
     GspoLoss,
     ReinforceLoss,
+    kl_estimate,
+    overlong_penalty,
     policy_loss,
     supervised_loss,
+    unbiased_kl,
     value_loss,
 )
-from engines.algorithms.penalties import kl_estimate, overlong_penalty, unbiased_kl
 from engines.algorithms.statistics import whitened
 from tests.programs.proof.cases import doubles, flat, loss_cases, micro, replies, step_of
 

@@ -20,13 +20,15 @@ from engines.algorithms.corrections import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.losses import (
     ClipLoss,
+    Estimator,
     PairDpoLoss,
     PairIpoLoss,
+    kl_estimate,
     policy_loss,
     supervised_loss,
+    unbiased_kl,
     value_loss,
 )
-from engines.algorithms.penalties import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.sequence_sums import sequence_sums
 from tests.parts.gloo_ranks import over_ranks
 from tests.programs.proof.cases import loss_cases, micro

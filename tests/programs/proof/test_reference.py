@@ -23,8 +23,15 @@ from engines.algorithms.corrections import (
     mismatch_metrics,
     off_policy_sequences,
 )
-from engines.algorithms.losses import policy_loss, supervised_loss, value_loss
-from engines.algorithms.penalties import Estimator, kl_estimate, overlong_penalty, unbiased_kl
+from engines.algorithms.losses import (
+    Estimator,
+    kl_estimate,
+    overlong_penalty,
+    policy_loss,
+    supervised_loss,
+    unbiased_kl,
+    value_loss,
+)
 from engines.algorithms.statistics import whitened
 from tests.programs.proof import reference
 from tests.programs.proof.cases import (

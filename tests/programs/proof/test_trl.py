@@ -19,8 +19,16 @@ from torch import Tensor
 from engines.algorithms.aggregation import Mean, shares
 from engines.algorithms.corrections import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.losses import CispoLoss, ClipLoss, GspoLoss, Loss, policy_loss
-from engines.algorithms.penalties import Kl, kl_estimate, unbiased_kl
+from engines.algorithms.losses import (
+    CispoLoss,
+    ClipLoss,
+    GspoLoss,
+    Kl,
+    Loss,
+    kl_estimate,
+    policy_loss,
+    unbiased_kl,
+)
 from tests.programs.proof.cases import Micro, micro
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from curricula.rows.pairs import PairColumns, read_judged
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 
 pytestmark = pytest.mark.unit

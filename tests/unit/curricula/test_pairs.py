@@ -8,7 +8,7 @@ import pytest
 
 from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.types import Message
-from infra.data_files.tally import BadRow, RowTally
+from infra.data_files.rows import BadRow, RowTally
 
 pytestmark = pytest.mark.unit
 

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from curricula.prompt_files.contamination import HeldOutWords, runs
-from curricula.prompt_files.index_builder import split_of
+from curricula.prompt_files.index import split_of
 from curricula.prompt_files.prompt import read_prompt
 from curricula.prompt_files.prompt_curriculum import Files, Mixture
 from curricula.prompt_files.spec import PromptSource, Shares
 from engines.draws import draw_problems
 from engines.rollout.roller import Roller
 from engines.types import Json, Message, Problem, RowCurriculum, Split, Tool
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 from infra.errors import InputError, TrainingStopped
 from infra.home import home
 from tasks.domain import Domain

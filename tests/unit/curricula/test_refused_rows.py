@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from curricula.rows.columns import Columns
+from curricula.rows.conversation import Columns
 from curricula.rows.layouts import read_row
 from curricula.rows.pairs import PairColumns, read_judged
 from engines.types import Message, ToolCall
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 
 pytestmark = pytest.mark.unit

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from curricula.rows.columns import Columns
+from curricula.rows.conversation import Columns
 from curricula.rows.layouts import read_row
 from engines.types import Message
-from infra.data_files.rows import row_without_faults
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow, row_without_faults
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ import pytest
 
 from curricula.rows.conversation import Conversation
 from engines.types import Message, ToolCall
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 from tests.parts.row_parts import prompt
 
 pytestmark = pytest.mark.unit

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from curricula.prompt_files.prompt import read_prompt
 from curricula.prompt_files.spec import PromptSource
-from curricula.rows.columns import Columns
+from curricula.rows.conversation import Columns
 from curricula.rows.layouts import read_row
-from engines.sglang.topology.spec import Topology
+from engines.sglang.topology import Topology
 from flows.explain import explain
 from flows.load import load_recipe, parse_yaml
 from flows.path import written_form

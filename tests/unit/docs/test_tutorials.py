@@ -13,7 +13,7 @@ import yaml
 
 from curricula.prompt_files.prompt import read_prompt
 from curricula.prompt_files.spec import PromptSource
-from curricula.rows.columns import Columns
+from curricula.rows.conversation import Columns
 from curricula.rows.layouts import read_row
 from engines.types import Message, Problem, Status, Transcript, Verdict
 from flows.checks.recipe_checks import check_recipe

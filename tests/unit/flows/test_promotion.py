@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from flows.distill_rounds import (
+from flows.load import load_recipe
+from flows.plan import PlannedStage
+from flows.post_train import (
     Round,
     best_of_rounds,
     judge,
@@ -16,8 +18,6 @@ from flows.distill_rounds import (
     table_of_rounds,
     why_over,
 )
-from flows.load import load_recipe
-from flows.plan import PlannedStage
 from flows.recipe import RoundsSettings
 from flows.reports.paired_tests import problem_outcomes
 

@@ -12,7 +12,7 @@ import pytest
 from infra.errors import CorruptArtifact, FencedOut
 from infra.home import seal, unseal
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
-from infra.store.retention import Retention
+from infra.store.removal import Retention
 from infra.store.store import Store
 from infra.user_files import UserFiles
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.command.app import CommandConsole
 from flows.command.main import main
-from flows.command.output import CommandConsole
 from flows.command.stack import clean_records
 from infra.errors import InfrastructureError
 from infra.home import home, runtime_dir

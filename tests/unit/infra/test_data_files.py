@@ -19,12 +19,10 @@ from fsspec.implementations.local import LocalFileSystem
 import infra.data_files.chunks as chunks_module
 import infra.data_files.files as files_module
 import infra.home as home_module
-from infra.data_files.chunks import LocalFiles, first_rows
-from infra.data_files.csv_rows import CsvFile
+from infra.data_files.chunks import CsvFile, LocalFiles, first_rows
 from infra.data_files.files import choices_of, find_files, fingerprint, local_copy
 from infra.data_files.json_rows import JsonFile
-from infra.data_files.rows import Rows
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow, Rows
 from infra.errors import InputError, StorageError
 from infra.home import home
 

@@ -22,8 +22,7 @@ import pytest
 from infra.data_files import chunks, json_rows
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files
-from infra.data_files.rows import MOST_EMPTY
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import MOST_EMPTY, BadRow
 from infra.errors import InputError, StorageError
 
 pytestmark = pytest.mark.unit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import socket
@@ -25,7 +24,7 @@ from infra.stack.prefect_server import furnish
 from infra.stack.record import new_stack, require_same_host, save_record
 from infra.stack.services import services
 from infra.stack.stack_ports import PARTS
-from tests.parts.json_server import serving
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
@@ -138,39 +137,18 @@ def server() -> Iterator[tuple[int, dict[str, Any]]]:
     """Prefect's API as far as pools and automations go, and the pool that it has."""
     pool: dict[str, Any] = {}
 
-    class Api(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self._body()
-            if self.path == "/api/work_pools/":
-                taken = bool(pool)
-                pool.update({} if taken else body)
-                self._answer(409 if taken else 201, pool)
-            else:
-                self._answer(200, [{"name": "there"}])
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/api/work_pools/":
+            taken = bool(pool)
+            pool.update({} if taken else body)
+            return 409 if taken else 201, pool
+        if path.startswith("/api/automations"):
+            return 200, [{"name": "there"}]
+        pool.update(body)
+        return 200, pool
 
-        def do_GET(self) -> None:
-            self._answer(200, pool)
-
-        def do_PATCH(self) -> None:
-            pool.update(self._body())
-            self._answer(200, {})
-
-        def _body(self) -> Any:
-            return json.loads(self.rfile.read(int(self.headers["content-length"])))
-
-        def _answer(self, status: int, body: Any) -> None:
-            text = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    with serving(listening):
-        yield listening.server_address[1], pool
+    with json_server(answer) as port:
+        yield port, pool
 
 
 def test_the_work_pool_gets_the_template_and_keeps_its_type(

@@ -24,8 +24,7 @@ from flows.load import load_recipe
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files
 from infra.errors import InputError
-from tasks.model_folder.folder_chat import template_text
-from tasks.model_folder.folder_report import report_model
+from tasks.model_folder.folder_report import report_model, template_text
 from tasks.model_folder.model_files import ModelFiles
 from tasks.model_folder.read_tensors import stored_tensors
 

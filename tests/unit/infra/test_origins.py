@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.devices.device_kinds import on_this_host
+from engines.devices.units import on_this_host
 from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore

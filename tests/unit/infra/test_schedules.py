@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
 from infra.stack.schedules import note_schedules, restore_schedules
 from infra.stack.stack_ports import PARTS
-from tests.parts.json_server import serving
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
@@ -38,40 +37,21 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
     deployments = json.loads(json.dumps(DEPLOYMENTS))
 
-    class Api(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self._body()
-            if self.path == "/api/deployments/filter":
-                self._answer(200, deployments)
-            elif self.path == "/api/deployments/d1/schedules":
-                schedules = deployments[0]["schedules"]
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        schedules = deployments[0]["schedules"]
+        match path:
+            case "/api/deployments/filter":
+                return 200, deployments
+            case "/api/deployments/d1/schedules":
                 schedules += [{"id": f"new{len(schedules)}", **each} for each in body]
-                self._answer(201, {})
-            else:
-                self._answer(404, {})
+                return 201, {}
+            case "/api/deployments/d1/schedules/s1":
+                schedules[0].update(body)
+                return 200, {}
+        return 404, {}
 
-        def do_PATCH(self) -> None:
-            assert self.path == "/api/deployments/d1/schedules/s1"
-            deployments[0]["schedules"][0].update(self._body())
-            self._answer(200, {})
-
-        def _body(self) -> Any:
-            return json.loads(self.rfile.read(int(self.headers["content-length"])))
-
-        def _answer(self, status: int, body: Any) -> None:
-            text = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    with serving(listening):
-        ports = dict.fromkeys(PARTS, 1) | {"prefect": listening.server_address[1]}
-        yield Stack(mark="m", ports=ports), deployments
+    with json_server(answer) as port:
+        yield Stack(mark="m", ports=dict.fromkeys(PARTS, 1) | {"prefect": port}), deployments
 
 
 def switch_off(deployments: Any) -> None:

@@ -21,8 +21,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.card import Origin, card
-from flows.command.output import CommandConsole, print_json, text_table
 from flows.command.rollouts import _show
 from flows.command.samples import Part, ShownSample
 from flows.page.notify import automation
@@ -93,7 +93,7 @@ def test_nothing_that_is_printed_steers_the_terminal(terminal: bool) -> None:
 
 
 WRITERS = {
-    "flows/command/output.py: print": "JSON, in which control characters are numbers",
+    "flows/command/app.py: print": "JSON, in which control characters are numbers",
     "flows/command/runs_command.py: sys.stdout.write": "lines of a log, each of them `shown`",
     "flows/command/declared/runs.py: print": "the completion of a shell, which is our own text",
 }

@@ -24,8 +24,7 @@ from s3fs.errors import translate_boto_error
 
 from infra.errors import CorruptArtifact, StorageError
 from infra.store import store as store_module
-from infra.store.store import Store
-from infra.store.store_errors import explain, is_name_taken
+from infra.store.store import Store, explain, is_name_taken
 from infra.store.verified import VerifiedFiles, verified_copy
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.data_files import table_bounds
+from infra.data_files import tables
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files
 from infra.errors import InputError
@@ -59,7 +59,7 @@ def test_a_text_that_a_dictionary_repeats_fills_no_memory(name: str, tmp_path: P
 def test_other_values_that_take_no_room_in_the_file_are_counted(
     column: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_bounds, "MOST_DECODED", 1_500_000)
+    monkeypatch.setattr(tables, "MOST_DECODED", 1_500_000)
     pq.write_table(pa.table({"q": column}), tmp_path / "a.parquet", **options)
     assert (tmp_path / "a.parquet").stat().st_size < 10_000
     with pytest.raises(InputError, match="may take more than 1 MiB of memory"):
@@ -70,7 +70,7 @@ def test_texts_that_repeat_and_fit_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dictionary of 100 KB times 5,000 rows may be 500 MB, but is counted as 500 KB."""
-    monkeypatch.setattr(table_bounds, "MOST_DECODED", 1 << 20)
+    monkeypatch.setattr(tables, "MOST_DECODED", 1 << 20)
     texts = [f"{number % 1000:0100}" for number in range(5000)]
     typed = pa.array([f"[{number % 9}]" for number in range(5000)]).cast(pa.json_(pa.string()))
     pq.write_table(pa.table({"q": texts, "j": typed}), tmp_path / "a.parquet")
@@ -155,7 +155,7 @@ def test_sizes_are_those_of_the_pages_and_no_two_columns_share_any(
     size = _number(first.total_uncompressed_size)
     original = file.read_bytes()
     _changed(file, (size, _number(1, len(size)), 1))
-    monkeypatch.setattr(table_bounds, "MOST_DECODED", 600_000)
+    monkeypatch.setattr(tables, "MOST_DECODED", 600_000)
     with pytest.raises(InputError, match=r"row group 1, of 1500 rows, may take more than"):
         _read(find_files([str(file)]), tmp_path)
 
@@ -178,7 +178,7 @@ def test_a_packed_batch_of_an_arrow_stream_is_measured_before_it_is_unpacked(
         options = pa.ipc.IpcWriteOptions(compression=packed)
         with pa.ipc.new_stream(file, table.schema, options=options) as out:
             out.write_table(table, rows)
-    monkeypatch.setattr(table_bounds, "MOST_DECODED", 600_000)
+    monkeypatch.setattr(tables, "MOST_DECODED", 600_000)
     whole = find_files([str(found[1000])])
     assert LocalFiles(whole, tmp_path).num_rows == 2000
     assert first_rows(whole[0], 1500)[0].row(1499) == {"q": "x" * 400}
@@ -202,7 +202,7 @@ def test_row_groups_that_are_read_together_have_one_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes more than 400 KB, and in its file next to nothing."""
-    monkeypatch.setattr(table_bounds, "MOST_DECODED", 1 << 20)
+    monkeypatch.setattr(tables, "MOST_DECODED", 1 << 20)
     pq.write_table(pa.table({"q": ["x" * 400] * 3000}), tmp_path / "a.parquet", row_group_size=1000)
     files = LocalFiles(find_files([str(tmp_path / "a.parquet")]), tmp_path)
     assert len(files.read_together(files.chunks[:2])) == 2
@@ -214,7 +214,7 @@ def test_texts_with_the_beginnings_of_others_are_counted_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a list they cannot be, as a single row may hold any number."""
-    monkeypatch.setattr(table_bounds, "MOST_DECODED", 1 << 20)
+    monkeypatch.setattr(tables, "MOST_DECODED", 1 << 20)
     texts = [f"{number:0100}" for number in range(5000)]
     for name, column in (("flat", texts), ("list", [texts])):
         pq.write_table(
@@ -235,5 +235,5 @@ def test_texts_are_counted_exactly(tmp_path: Path) -> None:
     column = pa.StructArray.from_arrays([pa.array(["abc", "abc", "de"])], ["a"])
     pq.write_table(pa.table({"q": column, "n": [1, 2, 3]}), tmp_path / "a.parquet")
     metadata = pq.ParquetFile(tmp_path / "a.parquet").metadata
-    counted = table_bounds._counted_bytes
+    counted = tables._counted_bytes
     assert counted(tmp_path / "a.parquet", metadata, 0, ["q.a"]) == 8 + 3 * 4 + 3 * 8 + 1

@@ -85,7 +85,7 @@ def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
     """A name that is listed for a file must be written and read where it is kept."""
     for name, kept_in in (
         ("tasks/rl/stage_record.py:RlRecord", "state.json"),
-        ("tasks/sft/sft_record.py:SftRecord", "state.json"),
+        ("tasks/sft/body.py:SftRecord", "state.json"),
         ("engines/rollout/buffers.py:GroupBuffer", "buffer.bin"),
         ("infra/timeline.py:Timeline", "timeline.jsonl"),
     ):

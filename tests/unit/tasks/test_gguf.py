@@ -28,8 +28,7 @@ from infra.hub import front_matter
 from tasks.base.import_folder import import_model
 from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
 from tasks.durable.stage_identity import spec_content
-from tasks.model_folder.folder_chat import template_text
-from tasks.model_folder.folder_report import report_model
+from tasks.model_folder.folder_report import report_model, template_text
 from tasks.model_folder.gguf_folder import gguf_folder
 from tasks.model_folder.gguf_tokenizer import _merges
 from tests.parts.chat_parts import QWEN_TOKENS, SEARCH, chat_folder

@@ -14,7 +14,7 @@ from flows.post_train import plan_post_train
 from flows.reports.outcome import task_tables
 from infra.errors import InputError
 from tasks.durable.stage_identity import spec_content
-from tasks.lm_eval.scores import scores_file, scores_of
+from tasks.lm_eval.body import scores_file, scores_of
 from tasks.lm_eval.spec import LmEvalSettings, LmEvalSpec
 from tests.parts.chat_parts import (
     DEEPSEEK_V31,
@@ -133,7 +133,7 @@ def test_questions_open_the_turn_as_the_template_s_mode_has_it(
     tmp_path: Path, template: str, tokens: list[str], eos: str, end: str
 ) -> None:
     pytest.importorskip("lm_eval")
-    from tasks.lm_eval.asked_model import ServedModel
+    from tasks.lm_eval.lm_eval_harness import ServedModel
 
     folder = chat_folder(tmp_path, template, tokens, eos)
     (folder / "config.json").write_text("{}")
@@ -151,7 +151,7 @@ def test_texts_begin_as_those_of_lm_eval_s_own_models(tmp_path: Path, *, adds_st
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    from tasks.lm_eval.asked_model import ServedModel
+    from tasks.lm_eval.lm_eval_harness import ServedModel
 
     folder = chat_folder(tmp_path, LLAMA, LLAMA_TOKENS, "<|eot|>")
     file = str(folder / "tokenizer.json")

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from engines.batching import TokenSequence, best_fit
 from engines.chat import Chat
 from engines.families.common.model_config import read_rope
-from infra.data_files.tally import BadRow
+from infra.data_files.rows import BadRow
 from infra.errors import InputError
 from tasks.message_files.render_rows import Renderer
 from tasks.mid_training import packed_stream
@@ -73,7 +73,7 @@ def test_log_normal_documents_fill_98_percent_and_none_is_cut_below_the_length(
     draw, length = random.Random(0), 4096
     lengths = [max(2, round(draw.lognormvariate(mean, spread))) for _ in range(1200)]
     monkeypatch.setattr(
-        "tasks.mid_training.texts.TextRenderer.render_all",
+        "tasks.mid_training.packed_stream.TextRenderer.render_all",
         lambda _, rows: [TokenSequence([0] * int(r.text), [1] * int(r.text)) for r in rows],
     )
     files = write(tmp_path / "a.jsonl", [{"text": str(length)} for length in lengths])

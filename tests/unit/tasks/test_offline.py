@@ -15,7 +15,7 @@ from tasks.offline.body import run
 from tasks.offline.spec import OfflineSpec
 from tasks.rl.saved_rollouts import TrainingOnSaved
 from tasks.rl.spec import RlSettings
-from tasks.updates import Updates
+from tasks.training_record import Updates
 from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import ListReporter, stage_context
 

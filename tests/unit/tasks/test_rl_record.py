@@ -15,16 +15,16 @@ from engines.rollout.metrics import Alarms, StopRule
 from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery, read_rollouts, statement_of
 from engines.rollout.records.last_steps import LastSteps
-from engines.sglang.in_flight import ServerUse
+from engines.sglang.turn_queue import ServerUse
 from engines.types import Group, Problem, Status
 from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
-from tasks import series
+from tasks import training_record
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.stage_record import RlRecord
 from tasks.rl.temperature import EntropyControl, SearchControl
 from tasks.rl.temperature_rules import EntropyTarget, TemperatureSearch
-from tasks.series import SERIES_FILE, thinned
+from tasks.training_record import SERIES_FILE, thinned
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
 from tests.parts.sample_parts import sample_of
@@ -323,7 +323,7 @@ def test_rollouts_of_a_prompt_that_could_not_be_written_are_counted_and_shown(tm
 
 
 def test_a_checkpoint_after_many_steps_is_as_large_as_one_after_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(series, "FEWEST_POINTS", 100)
+    monkeypatch.setattr(training_record, "FEWEST_POINTS", 100)
     made = record(Reporter())
     groups = step(1, sample(0, 1.0), sample(1, 0.0), teacher_kl=0.5)
     sizes = {}

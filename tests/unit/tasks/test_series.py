@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasks.series import FEWEST_POINTS, SERIES_FILE, Series, read_series
+from tasks.training_record import FEWEST_POINTS, SERIES_FILE, Series, read_series
 
 pytestmark = pytest.mark.unit
 

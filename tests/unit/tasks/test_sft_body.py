@@ -26,7 +26,7 @@ from tasks.mid_training.spec import MidTrainingSpec
 from tasks.sft.body import run
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
-from tasks.updates import Updates
+from tasks.training_record import Updates
 from tests.parts.chat_parts import random_base
 from tests.parts.stage_parts import ListReporter, stage_context
 

@@ -23,7 +23,7 @@ from engines.rollout.evaluator import Evaluated
 from engines.rollout.filters import in_process
 from engines.rollout.metrics import StopRule, step_metrics
 from engines.rollout.records.gallery import Gallery
-from engines.sglang.in_flight import ServerUse
+from engines.sglang.turn_queue import ServerUse
 from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Group, Problem, Status
 from infra.errors import InputError, TrainingStopped
@@ -31,7 +31,7 @@ from tasks.domain_verdicts import Verdicts, none_judged
 from tasks.opd.body import check_other_weights
 from tasks.resources import read_fitting_rows, read_rows
 from tasks.rl.stage_record import RlRecord
-from tasks.updates import changed_share
+from tasks.training_record import changed_share
 from tests.parts.chat_parts import random_base
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, domain

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines.algorithms.spec import Algorithm
-from flows.checks.recipe_checks import cautions, check_recipe
-from flows.checks.teachers import teacher_problems
+from flows.checks.recipe_checks import cautions, check_recipe, teacher_problems
 from flows.file_places import place_files
 from flows.load import load_recipe
 from flows.plan import PlannedStage

@@ -20,7 +20,7 @@ from engines.algorithms.advantages import (
     length_adaptive_lambda,
 )
 from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
-from engines.algorithms.penalties import overlong_penalty
+from engines.algorithms.losses import overlong_penalty
 from engines.algorithms.statistics import (
     discounted_returns,
     gae,

@@ -14,8 +14,7 @@ from engines.algorithms.advantages import Advantage
 from engines.algorithms.aggregation import Aggregation
 from engines.algorithms.combinations import describe, refusals
 from engines.algorithms.corrections import Correction, Rejection, Weight
-from engines.algorithms.losses import Loss
-from engines.algorithms.penalties import Kl, Overlong
+from engines.algorithms.losses import Kl, Loss, Overlong
 from engines.algorithms.spec import Algorithm, Keep
 
 pytestmark = pytest.mark.unit

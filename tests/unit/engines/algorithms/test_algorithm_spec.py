@@ -14,8 +14,7 @@ from engines.algorithms.aggregation import ConstantMean, TokenMean
 from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.corrections import Band
 from engines.algorithms.losses import CispoLoss, ClipLoss
-from engines.algorithms.presets import PRESETS
-from engines.algorithms.spec import Algorithm
+from engines.algorithms.spec import PRESETS, Algorithm
 from flows.checks import engines
 from flows.checks.engines import algorithm_problems
 from flows.checks.recipe_checks import cautions, check_recipe

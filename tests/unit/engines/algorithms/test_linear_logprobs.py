@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engines.algorithms import linear_logprobs as module
 from engines.algorithms.linear_logprobs import among_kept, linear_logprobs
-from engines.memory import loss as tiling
+from engines.memory import activations as tiling
 
 pytestmark = pytest.mark.unit
 

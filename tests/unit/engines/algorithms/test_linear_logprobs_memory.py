@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from engines.algorithms import linear_logprobs as module
 from engines.algorithms.linear_logprobs import linear_logprobs
-from engines.memory import loss as tiling
+from engines.memory import activations as tiling
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.algorithms import linear_logprobs as module
 from engines.algorithms.divergences import top_logprobs
 from engines.algorithms.linear_logprobs import linear_logprobs
-from engines.memory import loss as tiling
+from engines.memory import activations as tiling
 from tests.parts.gloo_ranks import over_ranks
 
 pytestmark = pytest.mark.unit

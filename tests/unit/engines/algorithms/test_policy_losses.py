@@ -17,11 +17,12 @@ from engines.algorithms.losses import (
     Loss,
     ReinforceLoss,
     clip_loss,
+    kl_estimate,
     policy_loss,
     supervised_loss,
+    unbiased_kl,
     value_loss,
 )
-from engines.algorithms.penalties import kl_estimate, unbiased_kl
 
 pytestmark = pytest.mark.unit
 

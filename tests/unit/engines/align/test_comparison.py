@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.align.comparison import Alignment, compare, relative_difference
+from engines.align.compared_programs import Alignment, compare, relative_difference
 from engines.align.points import (
     AS_STORED,
     EXPERTS,
@@ -22,8 +22,8 @@ from engines.align.points import (
 )
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
+from flows.command.app import CommandConsole
 from flows.command.models.align import show
-from flows.command.output import CommandConsole
 from infra.errors import EngineError
 from tests.parts.families import hf_config
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.chat.calls import CallError, CallForm, parse_calls
+from engines.chat.chat_turns import CallError, CallForm, parse_calls
 from engines.types import Json, Tool, ToolCall
 
 pytestmark = pytest.mark.unit

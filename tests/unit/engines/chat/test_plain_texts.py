@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines.chat import Chat
-from engines.chat.plain_texts import PlainTexts
-from engines.chat.training_text import TrainingText, cut
+from engines.chat.training_text import PlainTexts, TrainingText, cut
 from engines.types import Message
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 

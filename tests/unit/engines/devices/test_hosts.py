@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import ray
 
-from engines.devices import hosts as hosts_module
-from engines.devices.hosts import Hosts
-from engines.devices.ray_cluster import connect
+from engines.devices import ray_cluster as hosts_module
+from engines.devices.ray_cluster import Hosts, connect
 from infra.errors import EngineError, InputError
 
 pytestmark = pytest.mark.unit

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engines.devices.actor_answers import ProcessAddress, translated
-from engines.devices.device_kinds import TrainerPart
+from engines.devices.units import TrainerPart
+from engines.devices.waiting_time import ProcessAddress, translated
 from engines.megatron.ranks.rank import TrainerRank
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from engines.devices.lease import keep_renewing
 from engines.devices.owner import RequestQueue
-from engines.devices.stage_lease import keep_renewing
 from infra.errors import EngineError, LeaseLost
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engines.devices import find_owner
-from engines.devices.device_kinds import KINDS
 from engines.devices.find_owner import running_code, running_files
+from engines.devices.units import KINDS
 from infra.home import SOURCE_ROOT
 
 pytestmark = pytest.mark.unit
@@ -68,11 +68,11 @@ def test_the_owner_of_devices_is_known_by_every_part_that_its_engines_may_run() 
     found = {str(file.relative_to(SOURCE_ROOT)) for file in files}
     assert found >= {
         "engines/devices/process_parent.py",  # started by its name
-        "engines/devices/device_kinds.py",  # only declares
+        "engines/devices/units.py",  # only declares
         "engines/sglang/servers/server_launcher.py",
         "engines/sglang/servers/router_main.py",
         "engines/sglang/plugin.py",
-        "engines/megatron/train/critic.py",  # named in a table of roles
+        "engines/megatron/train/value_trainers.py",  # named in a table of roles
         "engines/algorithms/losses.py",
         "infra/access.py",
     }
@@ -99,7 +99,7 @@ def test_no_file_that_a_warm_process_has_loaded_is_missing() -> None:
     loads = """
 import importlib, json, sys
 from engines.devices import find_owner
-from engines.devices.device_kinds import KINDS
+from engines.devices.units import KINDS
 from engines.megatron.spec import ROLES
 named = [part.partition(":")[0] for part in [*KINDS.values(), *ROLES.values()]]
 for name in [*named, "engines.devices.find_owner", "engines.devices.process_parent",

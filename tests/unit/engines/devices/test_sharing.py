@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from engines.devices.device_kinds import SERVER_PARTS, TRAINER_PARTS
 from engines.devices.sharing import SeparateDevices, SharedDevices
-from engines.devices.units import Held
+from engines.devices.units import SERVER_PARTS, TRAINER_PARTS, Held
 from engines.rollout.published_policy import PublishedPolicy
 from engines.weights.transport import PublishReport
 from infra.errors import EngineError

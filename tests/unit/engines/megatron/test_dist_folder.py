@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from engines.families.common.registry import model_shape
-from engines.megatron.convert.dist_folder import DistWeights, parameters
-from engines.megatron.convert.fp8_folder import write_plain_folder
-from engines.megatron.convert.write_hf import copy_descriptions
+from engines.megatron.hf.dist_folder import DistWeights, parameters
+from engines.megatron.hf.write_hf import copy_descriptions, write_plain_folder
 from engines.weights.fp8_blocks import dequantised
 from infra.errors import InputError
 from tests.parts.families import EXAMPLES, SIZES

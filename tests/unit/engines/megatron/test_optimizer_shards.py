@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engines.megatron.train.optimizer_shards import rectangles
+from engines.megatron.train.optimizer import rectangles
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,7 @@ import torch
 
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.losses import policy_loss
-from engines.algorithms.presets import PRESETS, Preset
-from engines.algorithms.spec import Algorithm
+from engines.algorithms.spec import PRESETS, Algorithm, Preset
 from engines.megatron.rl.rl_batch import RlBatch
 from engines.megatron.rl.rl_objective import RlTargets
 from engines.megatron.rl.teachers import TeacherScores

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import ray
 
-from engines.devices import hosts as hosts_module
-from engines.devices.actor_answers import ProcessAddress
+from engines.devices import ray_cluster as hosts_module
 from engines.devices.host_agent import HostAgent
-from engines.devices.hosts import Host
 from engines.devices.lease import Lease
+from engines.devices.ray_cluster import Host
 from engines.devices.units import OwnerSettings, Request
-from engines.megatron.ranks.critic_group import neighbours
+from engines.devices.waiting_time import ProcessAddress
 from engines.megatron.ranks.rank_group import RankTerms
 from engines.megatron.ranks.rank_units import RankUnits
+from engines.megatron.ranks.trainer_group import neighbours
 from engines.megatron.spec import Parallel
 from engines.sglang.servers import host as server_host
 

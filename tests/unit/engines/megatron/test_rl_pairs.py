@@ -11,9 +11,9 @@ import pytest
 from engines.algorithms.combinations import refusals
 from engines.algorithms.losses import PairLoss
 from engines.algorithms.spec import Algorithm
-from engines.megatron.rl.pairs import NoPairsError, pair_metrics
 from engines.megatron.rl.rl_batch import RlBatch
-from engines.megatron.rl.rl_step import train_on
+from engines.megatron.rl.sample_parts import NoPairsError, pair_metrics
+from engines.megatron.rl.trainer import train_on
 from engines.step_inputs import StepInputs
 from engines.types import Group, Problem, Status
 from tests.unit.engines.megatron.test_rl_batch import sample

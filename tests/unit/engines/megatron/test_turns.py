@@ -7,7 +7,7 @@ import pytest
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.rl.rl_batch import RlBatch
-from engines.megatron.rl.turns import turns_of
+from engines.megatron.rl.sample_parts import turns_of
 from engines.types import Sample, Status
 from infra.errors import TrainingStopped
 from tests.parts.sample_parts import sample_of

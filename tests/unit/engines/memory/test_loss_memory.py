@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.memory import loss
-from engines.memory.loss import loss_memory
+from engines.memory import activations
+from engines.memory.activations import loss_memory
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +18,7 @@ def test_rows_of_a_tile_on_a_gpu_begin_where_its_fast_products_need_them(
     rows: int, vocab: int
 ) -> None:
     """A tile of 1,020 or 1,019 columns took three to five times as long on an H100."""
-    width = loss.tile_width(rows, vocab, "cuda")
+    width = activations.tile_width(rows, vocab, "cuda")
     assert width % 128 == 0 or width == vocab
     assert min(vocab, 1024) <= width
     assert rows * (width - 128) * 4 <= 256 * MIB or width == 1024

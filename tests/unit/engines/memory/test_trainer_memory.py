@@ -13,10 +13,10 @@ from engines.memory.activations import (
     NOTHING,
     Recompute,
     kept_values,
+    loss_memory,
     micro_batches_in_flight,
     recompute_of,
 )
-from engines.memory.loss import loss_memory
 from engines.memory.model_size import size_of
 from engines.memory.trainer_memory import (
     RankWeights,

@@ -20,7 +20,7 @@ from engines.rollout.records.gallery import (
     statement_of,
     to_score,
 )
-from engines.sglang.in_flight import ServerUse
+from engines.sglang.turn_queue import ServerUse
 from engines.types import Group, Problem, Status
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store

@@ -16,7 +16,7 @@ from engines.rollout.records.journals import Finished, TurnJournal, unpack_rollo
 from engines.rollout.workers import worker_pool
 from engines.rollout.workers.worker import News, RolloutWorker, RollRequest, WorkerLost
 from engines.rollout.workers.worker_pool import MAX_LOSSES, MAX_TRIES, WorkerPool
-from engines.sglang.in_flight import InFlight
+from engines.sglang.turn_queue import InFlight
 from engines.types import AssistantTurn, Message, Problem, Rollout, Sampling, Status, Step
 from infra.errors import EngineError, InputError, TributaryError
 from tests.parts.loop_parts import Notes

@@ -14,7 +14,7 @@ from aiohttp import web
 from engines.sglang import answers, client, http
 from engines.sglang.aborts import Aborts
 from engines.sglang.client import GenerationClient, most_connections
-from engines.sglang.roles.scorer import Scorer
+from engines.sglang.roles.token_scores import Scorer
 from engines.sglang.spec import FleetSpec
 from engines.types import Sampling
 from infra.access import forget_key, note_key, required_key

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engines.sglang.external.found_server import FoundServer
-from engines.sglang.external.server_checks import check_results, check_shape
+from engines.sglang.external.found_server import FoundServer, check_results, check_shape
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 
@@ -55,7 +54,7 @@ FOUND = FoundServer(
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.sglang.arguments.has_cuda", lambda: False)
-    monkeypatch.setattr("engines.sglang.external.server_checks.version", lambda _: "0.5.23")
+    monkeypatch.setattr("engines.sglang.external.found_server.version", lambda _: "0.5.23")
 
 
 @pytest.fixture

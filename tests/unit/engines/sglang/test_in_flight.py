@@ -10,7 +10,7 @@ import pytest
 
 from engines.sglang import fleet
 from engines.sglang.fleet import CacheUse
-from engines.sglang.in_flight import InFlight, ServerUse
+from engines.sglang.turn_queue import InFlight, ServerUse
 from infra.timeline import Timeline, recording
 from tests.parts.json_server import json_server
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 def test_the_use_of_servers_is_weighted_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("engines.sglang.in_flight.now", lambda: clock[0])
+    monkeypatch.setattr("engines.sglang.turn_queue.now", lambda: clock[0])
     timeline = Timeline()
     in_flight = InFlight()
     with recording(timeline):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.devices.hosts import Host
+from engines.devices.ray_cluster import Host
 from engines.devices.units import Request
 from engines.sglang.roles.gpu_places import role_places
 from engines.sglang.servers.server_units import ServerTerms, TrainerDevices

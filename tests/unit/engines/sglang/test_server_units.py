@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from engines.devices import owner as owner_module
-from engines.devices.device_kinds import SERVER_PARTS
 from engines.devices.host_agent import HostAgent
 from engines.devices.owner import DeviceOwner
-from engines.devices.units import OwnerSettings, Request
+from engines.devices.units import SERVER_PARTS, OwnerSettings, Request
 from engines.sglang.servers import server_units
 from engines.sglang.servers.server import Place
 from engines.sglang.servers.server_units import HeldParts, ServerTerms, ServerUnits

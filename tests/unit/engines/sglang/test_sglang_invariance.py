@@ -9,8 +9,7 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from engines.sglang.cpu import cpu_attention
-from engines.sglang.cpu.cpu_attention import _attend, _plan
-from engines.sglang.cpu.latent_attention import FilledTorch
+from engines.sglang.cpu.cpu_attention import FilledTorch, _attend, _plan
 from engines.sglang.cpu.row_invariant import filled_up
 from engines.sglang.cpu.seeded_sampling import pick, pick_filtered
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engines.sglang.idle_options import idle_at_external, idle_on_cpu, idle_options
+from engines.sglang.arguments import idle_at_external, idle_on_cpu, idle_options
 from engines.sglang.server_options import ALLOWED, check_options, check_parallel, describe, table
 from infra.errors import InputError
 

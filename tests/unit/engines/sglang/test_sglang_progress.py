@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.sglang.in_flight import Progress
+from engines.sglang.turn_queue import Progress
 
 pytestmark = pytest.mark.unit
 

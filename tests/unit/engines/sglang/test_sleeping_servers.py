@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from engines.devices.device_kinds import SERVER_PARTS, ServerPart
+from engines.devices.units import SERVER_PARTS, ServerPart
 from engines.sglang.http import Refused
 from engines.sglang.servers import slots
 from engines.sglang.servers.server import Place

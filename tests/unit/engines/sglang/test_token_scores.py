@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from engines.sglang.http import Refused
-from engines.sglang.roles.scorer import Scorer
-from engines.sglang.token_scores import TokenScore, TokenScorer
+from engines.sglang.roles.token_scores import Scorer, TokenScore, TokenScorer
 from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit

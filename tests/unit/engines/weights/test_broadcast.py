@@ -23,11 +23,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.distributed_c10d import GroupName
 
 from engines.rendezvous import listen, store_at
-from engines.weights.broadcast import arrivals, arriving_group, engine_group, joining
+from engines.sglang.external.give_weights import WholeTensor
+from engines.weights.broadcast import arrivals, broadcast, engine_group
 from engines.weights.broadcast.arrivals import Arrivals
 from engines.weights.broadcast.broadcast import Broadcast
 from engines.weights.buckets import Bucket, TrainedWeights
-from engines.weights.model_folder import WholeTensor
 from engines.weights.transport import Target
 from engines.weights.update import Servers, finish
 from infra.errors import EngineError
@@ -56,9 +56,9 @@ def _server(
 def test_servers_that_do_not_join_are_named_with_what_they_say(
     is_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (arrivals, arriving_group, engine_group, joining):
+    for module in (arrivals, broadcast, engine_group, engine_group):
         monkeypatch.setattr(module, "JOIN_S", 0.5)
-    monkeypatch.setattr(joining, "ANSWER_S", 0.3)
+    monkeypatch.setattr(engine_group, "ANSWER_S", 0.3)
     weights = TrainedWeights([WholeTensor("w", torch.zeros(4))])
     refusal = {"success": False, "message": "no such backend"}
     with (
@@ -255,7 +255,7 @@ def test_ranks_that_meet_and_cannot_connect_are_told_from_a_slow_network(
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")
     monkeypatch.setattr(engine_group, "CONNECT_S", 0.5)
-    monkeypatch.setattr(joining, "ANSWER_S", 0.2)
+    monkeypatch.setattr(engine_group, "ANSWER_S", 0.2)
     values = torch.randn(1 << 20)
     bucket = Bucket(values, [("small", values[:2]), ("large", values[2:])])
     began, others = time.monotonic(), set(threading.enumerate())

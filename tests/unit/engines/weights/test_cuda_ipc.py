@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.multiprocessing
 
+from engines.sglang.external.give_weights import WholeTensor
 from engines.weights import choice
 from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import CudaIpc, by_name, gpu_of
-from engines.weights.model_folder import WholeTensor
 from engines.weights.ranks import ALONE, Ranks
 from engines.weights.shared_memory import allocate, flat_handles
 from engines.weights.spec import WeightTransport

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engines.sglang.external.give_weights import folder_weights
 from engines.weights.buckets import OwnMemory
-from engines.weights.model_folder import folder_weights
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from engines.sglang.external.give_weights import WholeTensor
 from engines.sglang.servers import server_hooks
-from engines.weights import recheck
+from engines.weights import weight_stream
 from engines.weights.buckets import TrainedWeights
-from engines.weights.model_folder import WholeTensor
 from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import Target
 from infra.errors import EngineError
@@ -90,7 +90,7 @@ def test_weights_of_a_server_that_reads_too_late_are_not_what_was_sent(
 ) -> None:
     """Beside one that waits, which is not blamed."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    monkeypatch.setenv(recheck.CHECK_WEIGHTS, "1")
+    monkeypatch.setenv(weight_stream.CHECK_WEIGHTS, "1")
     whole = [WholeTensor(f"w{i}", torch.full((16,), float(i))) for i in range(6)]
     weights = TrainedWeights(whole, bucket_bytes=64)
     held, of_other = _Weights(*late_ranks), _Weights()

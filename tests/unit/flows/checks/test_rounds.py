@@ -14,14 +14,14 @@ import pytest
 
 from flows.catalog import plan_of
 from flows.checks.recipe_checks import check_recipe
-from flows.distill_rounds import (
+from flows.load import load_recipe, validate_recipe
+from flows.post_train import (
     Earlier,
     earlier_rounds,
     plan_distill_rounds,
+    plan_post_train,
     written,
 )
-from flows.load import load_recipe, validate_recipe
-from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.running.new_run import NotDue, new_run
 from flows.running.records import RunRecord, RunState, StageRecord, find_run

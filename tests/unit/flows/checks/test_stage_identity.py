@@ -156,9 +156,9 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("engines/algorithms/advantages.py:critic_targets", set()),
         ("engines/algorithms/losses.py:cispo_loss", set()),
         ("engines/algorithms/losses.py:value_loss", set()),
-        ("engines/algorithms/penalties.py:kl_estimate", set()),
-        ("engines/algorithms/penalties.py:unbiased_kl", set()),
-        ("engines/algorithms/penalties.py:overlong_penalty", set()),
+        ("engines/algorithms/losses.py:kl_estimate", set()),
+        ("engines/algorithms/losses.py:unbiased_kl", set()),
+        ("engines/algorithms/losses.py:overlong_penalty", set()),
         ("engines/algorithms/corrections.py:off_policy_sequences", set()),
         ("engines/algorithms/advantages.py:distillation_advantages", OPD_AND_LATER),
         ("engines/algorithms/corrections.py:corrected", OPD_AND_LATER),
@@ -169,11 +169,11 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("rewards/text.py:Repetition", {"general-rl"} | UNIFIED),
         ("rewards/text.py:Length", set()),
         ("rewards/library_score.py", set()),
-        ("curricula/reasoning_gym.py", set()),
+        ("curricula/library_tasks.py", set()),
         ("curricula/general.py", ALL),
         # engines
-        ("engines/megatron/rl/rl_step.py", EXPERTS_RL | UNIFIED),
-        ("engines/megatron/train/critic.py", set()),
+        ("engines/megatron/rl/trainer.py", EXPERTS_RL | UNIFIED),
+        ("engines/megatron/train/value_trainers.py", set()),
         ("engines/sglang/client.py", EXPERTS_RL | UNIFIED),
         ("engines/megatron/train/optimizer.py", ALL - {"base"}),
         # one model family
@@ -229,7 +229,7 @@ def test_an_estimator_counts_where_the_algorithm_names_it(
     ("algorithm", "edit"),
     [
         ("{preset: ppo}", "engines/algorithms/advantages.py:critic_targets"),
-        ("{kl: {coef: 0.1, unbiased: true}}", "engines/algorithms/penalties.py:unbiased_kl"),
+        ("{kl: {coef: 0.1, unbiased: true}}", "engines/algorithms/losses.py:unbiased_kl"),
     ],
 )
 def test_what_a_part_names_beside_its_function_counts(
@@ -389,12 +389,11 @@ def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> N
     assert {module for module, name in looked_up.next if name == WHOLE_MODULE} == {
         *("engines.devices.process_parent", "engines.megatron.device"),
         *("engines.sglang.cpu.seeded_sampling", "engines.sglang.models"),
-        *(f"engines.weights.{name}" for name in ("broadcast.arrivals", "disk_delta.requests")),
+        *(f"engines.weights.{name}" for name in ("broadcast.arrivals", "disk_delta.weight_copy")),
         *("engines.sglang.cpu.host_memory", "tasks.model_folder.gguf_tokenizer"),
-        *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "fp8_products")),
-        *(f"engines.sglang.cpu.{name}" for name in ("latent_attention", "missing_modules")),
+        *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "missing_modules")),
         *("engines.sglang.cpu.row_invariant", "engines.sglang.last_turn"),
         *(f"engines.sglang.{name}" for name in ("plugin", "routed_batch")),
         *(f"engines.sglang.servers.{name}" for name in ("router_main", "server_hooks")),
-        *(f"engines.sglang.servers.{name}" for name in ("server_launcher", "weight_routes")),
+        "engines.sglang.servers.server_launcher",
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.checks.variables import require_variables
+from flows.checks.store_checks import require_variables
 from infra.errors import InputError
 from infra.processes.variables import CHECK_WEIGHTS
 from infra.stack.record import Stack

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.sglang.topology.spec import ServedFleet
+from engines.sglang.topology import ServedFleet
 from engines.types import Message, Problem
 from flows.command.models.chat_command import ChatModel, ChatOptions, Conversation, lines_of
 from infra.errors import InputError

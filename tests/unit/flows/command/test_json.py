@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.table import Table
 
+from flows.command.app import CommandConsole, duration, text_table
 from flows.command.live_table import run_table
 from flows.command.main import app
-from flows.command.output import CommandConsole, duration, text_table
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.running.records import StageRecord

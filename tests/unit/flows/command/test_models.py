@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from engines.sglang.serving.parsers import Parsers
-from engines.sglang.serving.served_models import ServedModel
-from engines.sglang.topology.spec import ServedFleet
+from engines.sglang.serving.endpoint import Parsers, ServedModel
+from engines.sglang.topology import ServedFleet
 from flows.command.main import main
 from flows.command.models import serve
 from flows.command.models.card import recipe_for_strangers

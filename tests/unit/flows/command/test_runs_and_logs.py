@@ -13,8 +13,8 @@ from flows.command import runs_command
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.running.new_run import new_run
+from flows.running.prefect_api import KEPT, RefusedRun, forget_refused, put_refused, refused_runs
 from flows.running.records import RunRecord, RunState, StageRecord
-from flows.running.refused_runs import KEPT, RefusedRun, forget_refused, put_refused, refused_runs
 from flows.running.run_lock import working_on
 from tasks.durable.launch import log_path
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.reports.pathology_rates import pathology_changes, pathology_table
+from flows.reports.charts import pathology_changes, pathology_table
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
-from flows.post_train import plan_post_train
+from flows.post_train import plan_distill_rounds, plan_post_train
 from flows.recipe import Recipe
 from flows.running.tracked_run import TrackedRun, kinds_of
 from infra.processes.network import free_ports

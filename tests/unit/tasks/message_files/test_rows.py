@@ -13,7 +13,7 @@ from curricula.rows.layouts import read_row
 from engines.chat import Chat
 from engines.rollout.records.packing import dump_problem, load_problem
 from engines.types import Json, Message, Problem, Tool, ToolCall
-from infra.data_files.tally import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason
 from tasks.message_files.render_rows import Renderer, WithoutThoughts
 from tasks.message_files.spec import MessageFiles
 from tasks.preference.row_faults import fault_beside

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.spec import PromptFiles
-from curricula.rows.columns import Columns
+from curricula.rows.conversation import Columns
 from curricula.rows.layouts import read_row
 from engines.chat import Chat
 from infra.config import Config
@@ -30,8 +30,8 @@ from tasks.message_files import stream
 from tasks.message_files.render_rows import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
-from tasks.sft.file_supply import FileSupply
 from tasks.sft.spec import SftSettings
+from tasks.sft.supply import FileSupply
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit

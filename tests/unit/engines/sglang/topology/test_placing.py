@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engines.sglang.topology import topology_problems as problems_module
-from engines.sglang.topology.placing import hosts_of, place, place_here
-from engines.sglang.topology.spec import ServedFleet, Topology
-from engines.sglang.topology.topology_problems import topology_problems
+from engines.sglang import topology as problems_module
+from engines.sglang.topology import (
+    ServedFleet,
+    Topology,
+    hosts_of,
+    place,
+    place_here,
+    topology_problems,
+)
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit

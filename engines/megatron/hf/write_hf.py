@@ -1,0 +1,123 @@
+"""A dist_checkpointing folder as an HF folder. Needs torch, and no Megatron.
+
+Folders whose matrices are FP8 with a scale for each block, as DeepSeek's are: in bfloat16. Needs
+torch, and no Megatron.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+
+from engines.families.common.family import ModelShape
+from engines.families.common.model_config import read_config
+from engines.families.common.registry import model_shape
+from engines.families.common.tensors import INDEX, SINGLE, HfTensor
+from engines.megatron.hf.dist_folder import DistWeights, parameters
+from engines.megatron.hf.folder import HfWeights
+from engines.weights.fp8_blocks import SCALES, dequantised
+from infra.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_COPIED = (".json", ".jinja", ".txt", ".model", ".md", "LICENSE")
+"""ends of the names of files that say what a model is"""
+_NOT_COPIED = ("metadata.json", INDEX)
+"""of these, what says how one folder stores the weights"""
+
+
+def write_hf_folder(source: Path, like: Path, folder: Path) -> None:
+    """Write the weights in `source` to `folder`, with the configuration and the tokenizer of `like`
+    (a folder with these files, e.g. `source` itself). Raises InputError."""
+    from huggingface_hub import save_torch_state_dict
+
+    shape = model_shape(read_config(like))
+    weights = DistWeights(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(dict(_tensors(weights, shape)), folder)
+    copy_descriptions(like, folder)
+
+
+def copy_descriptions(source: Path, folder: Path) -> None:
+    """Copy a model's configuration and tokenizer, and what a person may read about it."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name.endswith(_COPIED) and path.name not in _NOT_COPIED:
+            shutil.copyfile(path, folder / path.name)
+
+
+def _tensors(weights: DistWeights, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+    for name, layer in parameters(shape):
+        stored = weights.read(name, layer, shape.num_layers)
+        full = name if layer is None else f"decoder.layers.{layer}.{name}"
+        yield from _parted(stored, shape.family.tensors.of_parameter(full), shape)
+
+
+def _parted(
+    stored: Tensor, tensors: tuple[HfTensor, ...], shape: ModelShape
+) -> Iterator[tuple[str, Tensor]]:
+    """The HF tensors that one parameter is made of: its rows one below another, but for queries,
+    keys and values, which Megatron keeps by KV group."""
+    axes = shape.axes
+    parts = [part for tensor in tensors for part in tensor.rows]
+    pieces: list[Tensor]
+    if parts == ["queries", "keys", "keys"]:
+        width = shape.head_dim
+        by_group = stored.reshape(shape.kv_groups, -1, *stored.shape[1:])
+        split = by_group.split([shape.heads // shape.kv_groups * width, width, width], 1)
+        pieces = [piece.reshape(-1, *stored.shape[1:]) for piece in split]
+    else:
+        used = stored[: sum(axes[part] for part in parts)]  # Megatron may pad the vocabulary
+        pieces = list(used.split([axes[part] for part in parts]))
+    for tensor in tensors:
+        own = [pieces.pop(0) for _ in tensor.rows]
+        whole = own[0] if len(own) == 1 else own[0].new_empty(0)
+        if len(own) > 1:
+            import torch
+
+            whole = torch.cat(own)
+        yield tensor.name, whole.contiguous().clone()
+
+
+def write_plain_folder(source: Path, folder: Path) -> int:
+    """Write the FP8 folder `source` without scales, file by file; returns how many matrices were
+    FP8. Raises InputError."""
+    config, weights = read_config(source), HfWeights(source)
+    block = _block(config)
+    copy_descriptions(source, folder)
+    kept = {name: file for name, file in weights.file_of.items() if not name.endswith(SCALES)}
+    count = 0
+    for file in sorted(set(kept.values())):
+        named: dict[str, Tensor] = {}
+        for name in (name for name, own in kept.items() if own == file):
+            named[name] = weights.read(name)
+            if named[name].element_size() == 1:
+                try:
+                    named[name] = dequantised(named[name], weights.read(name + SCALES), block)
+                except InputError as error:
+                    raise InputError(f"{source}/{file}: {name}: {error}") from None
+                count += 1
+        save_file(named, folder / file, metadata={"format": "pt"})
+    (folder / INDEX).unlink(missing_ok=True)
+    if set(kept.values()) != {SINGLE}:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": kept}, indent=1))
+    plain = {n: v for n, v in config.items() if n not in ("quantization_config", "torch_dtype")}
+    (folder / "config.json").write_text(json.dumps(plain | {"dtype": "bfloat16"}, indent=2))
+    return count
+
+
+def _block(config: Mapping[str, Any]) -> tuple[int, int]:
+    match config["quantization_config"].get("weight_block_size"):
+        case [int(high), int(wide)] if high > 0 and wide > 0:
+            return high, wide
+        case other:
+            raise InputError(
+                f"config.json: quantization_config.weight_block_size is {other!r}; FP8 with a scale"
+                " for each block is read, e.g. [128, 128]: give the model in bfloat16"
+            )

@@ -31,9 +31,11 @@ _UNDER = re.compile(
 )
 _DROPPED = re.compile(
     rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*|{_VECTOR}\s*\\times\s*{_VECTOR}"
-    r"|!!|\\gamma(?![a-z])|\\nabla\s*(?:\\cdot(?![a-z])|\\times(?![a-z]))?"
+    r"|[A-Z]\[[^\]]*\](?:\^\{?\w+)?|!!|\\gamma(?![a-z])|\\nabla\s*(?:\\cdot(?![a-z])|\\times(?![a-z]))?"
 )
 """what math-verify reads over: for it `x'` is `x`, and `A^T` is `A`, and a cross product any"""
+_SAID = re.compile(r"\. |(?<![A-Za-z\\])[A-Za-z]{2,} (?=\w)")
+"""words, which it would read as factors; and behind a full stop it reads the rest alone"""
 _LIMIT = re.compile(rf"\\lim\s*_{_BOUND}")
 """of a sequence such as `a_n` it is for sympy that name, wherever it goes"""
 _COMMANDS = re.compile(r"\\(?:text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|_\{[^{}]*\}|_\w")
@@ -49,7 +51,7 @@ def same_expression(gold: str, answer: str, judge: Judge) -> bool:
         return True
     if re.search(r"\\text\{", answer) or _leaves_open(gold, answer):
         return False
-    if re.search(r"\. ", gold + answer):  # it would read what follows a full stop alone
+    if any(_SAID.search(text) for text in (gold, answer)):
         return False
     if _drops(gold) != _drops(answer) or _divides(gold) != _divides(answer):
         return False

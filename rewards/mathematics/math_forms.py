@@ -223,7 +223,7 @@ def _both_signs(text: str) -> list[str]:
     if r"\pm" not in text and r"\mp" not in text:
         return [text]
     plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
-    minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
+    minus = text.replace(r"\pm", "+-").replace(r"\mp", "+")  # `5-2` would be a range
     return [tight(re.sub(r"(^|[=(,])\+\s*", r"\1", sign)) for sign in (plus, minus)]
 
 

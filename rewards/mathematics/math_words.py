@@ -18,7 +18,8 @@ _CHOICE = re.compile(
 _CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
 _CHOSEN_TOO = re.compile(r"(?:[,;]|\b(?:and|or)\b) ?\(?[A-Z](?:\)|[.:])|[,;] ?[A-Z]$")
 """behind one choice, another: `(A), (B)`, but not `D. Both A and B`"""
-DATE = re.compile(r"^\d+(?:[-/.]\d+){2,}$")
+DATE = re.compile(r"^\d+(?:-\d+|(?:[-/.]\d+){2,})$")
+"""or a range, such as `3-5`"""
 _WORD = re.compile(r"(?:(?<!\d)[+-] ?(?=\d))?(?:\d+(?:[.:/-]\d+)+|[^\W_]+)%?")
 """also a number with its sign and all its digits, a date or a time"""
 

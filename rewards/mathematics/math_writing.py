@@ -90,7 +90,7 @@ _FONT = re.compile(rf"\\(?:{'|'.join(_FONTS)})\s*\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^
 _TEXT = re.compile(rf"\\(?:{'|'.join(_TEXTS)})\s*\{{")
 _INNER_TEXT = re.compile(r"\\text\s*\{((?:[^{}]|\\[{}])*)\\text\s*\{([^{}]*)\}")
 _LONE_LETTER = re.compile(r"\\text\s*\{\s*([eidπ])\s*\}")
-_BY = re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*by\s*\}|\bby\b)\s*(?=\d)")
+_BY = re.compile(r"(?<=\d)(?<!\b0)\s*(?:\\text\s*\{\s*(?:by|x)\s*\}|\bby\b|[xX])\s*(?=\d)")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?(?![A-Za-z])")
 _SPACES = re.compile(r"\\[,;:> \n]|~|\\hspace\*?\{[^{}]*\}|\s+")
 _SHORT_FRACTION = re.compile(

@@ -26,7 +26,7 @@ from tasks.path_context import Place
 
 FILE_SUPPLY = "tasks.sft.supply:open_files"
 """what reads the user's own files: code of those stages alone that train on some"""
-ONLY_ADMITTED = "tasks.admit.admission:restricted"
+ONLY_ADMITTED = "tasks.admitted:restricted"
 """what leaves out the others: code of those stages alone that stand after an `admit`"""
 
 

@@ -90,7 +90,10 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "teachers": "spec",
         "_transport": "handle",
     },
-    "engines/megatron/train/value_trainers.py:CriticTrainer": {"_critic": "spec"},
+    "engines/megatron/train/value_trainers.py:CriticTrainer": {
+        "_critic": "spec",
+        "frozen": "spec",
+    },
     "tasks/rl/stage_record.py:RlRecord": {
         **_all("_alarms", "lost"),
         **_all("step version _shown _totals _sums _shown_evaluations", "state.json"),

@@ -24,21 +24,19 @@ LOOP = (
             "rl/phases",
             "rl/temperature",
             "domain_verdicts",
-            "updates",
-            "series",
+            "training_record",
             "rl/trained_roles",
             "rl/evaluation",
             "opd/body",
             "saving",
             "sft/body",
-            "sft/sft_record",
         )
     ),
     ROOT / "infra/timeline.py",
     ROOT / "engines/devices/sharing.py",
     *(
         ROOT / f"engines/megatron/{name}.py"
-        for name in ("train/training", "train/critic", "rl/trainer")
+        for name in ("train/training", "train/value_trainers", "rl/trainer")
     ),
 )
 

@@ -131,7 +131,7 @@ class TrainerRank:
         # the rank from using a worker process that Ray has started ahead.
         os.environ.update(environment)
         claim_private_folder()
-        for warm in ("parallel", "rl.trainer", "train.critic"):
+        for warm in ("parallel", "rl.trainer", "train.value_trainers"):
             import_module(f"engines.megatron.{warm}")
         # Imports stay for good, and the end of a lease collects garbage: looking through all of
         # them each time took 0.4 s.

@@ -62,7 +62,8 @@ class AskedJudge:
         """The same model, asked which of two answers is better."""
         written = self.settings.model_dump() | {
             "prompt": "{question}\n\n{answer}\n\n" + SIDE_BY_SIDE, "pattern": None,
-            "choices": {"A": 1.0, "B": 0.0}, "votes": 1, "unreadable": None,
+            "choices": {"A": 1.0, "B": 0.0}, "scale": (0.0, 1.0), "votes": 1, "vote_score": "mean",
+            "unreadable": None,
         }  # fmt: skip
         return replace(self, settings=validated(ExternalJudgeSettings, written))
 

@@ -307,7 +307,7 @@ def test_a_served_judge_that_no_address_can_stand_in_for_is_refused(
 ) -> None:
     assert exit_code(["judge-check", served(home), pairs]) == 2
     assert "run `tributary serve judge=base`" in capsys.readouterr().err
-    written = served(home, pattern=None, choices={"Yes": 1, "No": 0})
+    written = served(home, pattern=None, choices={"Yes": 1, "No": 0}, scale=[0, 1])
     at = ["--at", "http://127.0.0.1:1/v1", "--model", "judge"]
     assert exit_code(["judge-check", written, pairs, *at]) == 2
     assert "weighs the judge's probabilities" in capsys.readouterr().err

@@ -63,10 +63,6 @@ def _kinds(hint: Any) -> set[str]:
     return {kind} if kind else set()
 
 
-if __name__ == "__main__":
-    TABLE.write_text(json.dumps(describe_options(), indent=1) + "\n")
-
-
 T = TypeVar("T")
 
 
@@ -81,3 +77,7 @@ def filled(kind: type[T], options: Mapping[str, Any], **ours: Any) -> T:
         raise InputError(
             f"Megatron-core refuses trainer.megatron {dict(options)}: {error}"
         ) from error
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(describe_options(), indent=1) + "\n")

@@ -162,10 +162,6 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 _AT_ONCE = 32
 """requests; the servers batch them"""
 _PIECE = 64
@@ -295,3 +291,7 @@ class ServedModel(TemplateLM):
                     said = time.monotonic()
                     self._say(len(done), len(asked))
         return done
+
+
+if __name__ == "__main__":
+    sys.exit(main())

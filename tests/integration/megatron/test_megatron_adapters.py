@@ -102,7 +102,8 @@ def test_fifty_steps_end_where_those_of_transformers_do(
 ) -> None:
     """Phi's q, k and v are one module; Qwen's, which the layouts below train, are three."""
     source = tmp_path / "source"
-    model = make_model(family, source).requires_grad_(False)
+    # With this seed no router comes within rounding of a tie in the fifty steps.
+    model = make_model(family, source, seed=3).requires_grad_(False)
     weights = dict(model.named_parameters())
     batches = [sequences(SHORT, seed) for seed in range(STEPS)]
     adam: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-8}

@@ -202,6 +202,14 @@ async def test_a_secret_is_in_no_result_and_no_error_and_its_name_alone_is_told(
             await connection.call("t", {})
 
 
+def command_line(process: psutil.Process) -> str:
+    """Empty once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
 @pytest.mark.skipif(bool(bubblewrap.refusal()), reason=bubblewrap.refusal())
 async def test_the_word_by_which_a_sandboxed_server_is_known_is_in_no_command_line(
     folder: Path,
@@ -210,7 +218,7 @@ async def test_the_word_by_which_a_sandboxed_server_is_known_is_in_no_command_li
     async with connected(server(folder, looks, sandbox=True)) as connection:
         assert await connection.call("t", {}) == "[]"
         running = psutil.Process().children(recursive=True)
-        lines = [" ".join(p.cmdline()) for p in running if "hostile_" in " ".join(p.cmdline())]
+        lines = [line for line in map(command_line, running) if "hostile_" in line]
         assert [line.split()[1:] for line in lines] == [[f"{lines[0].split()[-1]}"]]
 
 

@@ -135,6 +135,13 @@ def test_no_file_has_more_than_400_lines() -> None:
     assert {name: n for name, n in lengths.items() if n > 400} == {}
 
 
+def test_what_runs_as_a_program_begins_behind_all_that_its_file_defines() -> None:
+    for path in source_files().values():
+        for node in ast.parse(path.read_text()).body[:-1]:
+            begins = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+            assert not begins, f"{path}:{node.lineno}"
+
+
 def test_every_folder_with_code_is_a_package() -> None:
     folders = {file.parent for file in source_files().values()}
     assert [str(f) for f in sorted(folders) if not (f / "__init__.py").exists()] == []

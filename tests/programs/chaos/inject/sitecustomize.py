@@ -67,7 +67,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "mid-turn": (
         "engines.rollout.drivers.session_host",
         "SessionHost._sampled",
-        lambda self, session, most, seed, is_last: _ticket(self._attempt.group_id) >= FAR,
+        lambda self, session, most, seed, is_last, ends: _ticket(self._attempt.group_id) >= FAR,
     ),
     "mid-take": (
         "engines.rollout.records.take_log",

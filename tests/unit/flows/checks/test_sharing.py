@@ -23,7 +23,10 @@ def _check(*changes: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["unified.path.rl.max_staleness=1"], "set `max_staleness: 0`, or `share: false`"),
+        (
+            ["unified.path.rl.max_staleness=1"],
+            "`max_staleness: 0` or `partial_rollout_tokens`",
+        ),
         (["unified.path.rl.fleet={external: ['http://h:1']}"], "servers that are not ours"),
         (
             ["unified.path.rl.fleet={sglang: {enable_memory_saver: false}}"],

@@ -40,7 +40,6 @@ def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--sort", "best", "--limit", "2"], [(3, 0.75), (2, 0.5)]),
         (["--sort", "worst", "--limit", "1"], [(1, 0.0)]),
         (["--status", "failed"], []),
-        (["--domain", "general"], []),
     ],
 )
 @pytest.mark.usefixtures("run")

@@ -38,6 +38,8 @@ from engines.megatron.train.speed import Stopwatch
 from engines.megatron.train.training import StepStats, Training
 from engines.step_inputs import StepInputs
 
+Floats = NDArray[np.float32]
+
 
 class RewardTrainer(Training):
     """This process's share of one reward model in training. Its head starts at zero, or is that of
@@ -193,9 +195,6 @@ def _flat(
         [[*[0] * len(s.tokens), 1] for s in sequences],
         together=together,
     )
-
-
-Floats = NDArray[np.float32]
 
 
 class CriticTrainer(Training):

@@ -52,7 +52,7 @@ class Pace:
 
     def end(self, rollout: RolloutPace) -> None:
         self._open.discard(rollout)
-        self.look()
+        self.notice_rest()
 
     def begin_round(self, round: int) -> None:
         """Let rollouts that wait for it go on."""
@@ -61,21 +61,22 @@ class Pace:
         self._began.set()
         self._began = asyncio.Event()
         self.on_round()
-        self.look()  # what waits for a later one is not woken to
+        self.notice_rest()  # who waits for a later round is not woken by this one
 
     async def rest(self) -> None:
         """Returns when all rollouts that are not over wait for the next round."""
         await self._rests.wait()
 
     def rested(self, round: int, unfinished: Unfinished) -> None:
-        """Be told so, of rollouts in another process; `round`: which they have seen."""
+        """Note that all that is not over waits; rollouts in another process say so, and `round` is
+        the one that they have seen."""
         if round == self.round:
             self.unfinished = unfinished
             self._rests.set()
             self.on_rest()
 
-    def look(self) -> None:
-        """Whether it rests now; called when something changed."""
+    def notice_rest(self) -> None:
+        """Say that the group rests, if it does now; called when something changed."""
         if self._open and not self.is_over and all(rollout.waits for rollout in self._open):
             tokens = sum(rollout.num_written for rollout in self._open)
             self.rested(self.round, Unfinished(len(self._open), tokens))
@@ -126,7 +127,7 @@ class RolloutPace:
             yield min(most, group.round * group.tokens - written)
         finally:
             self._writing -= 1
-            group.look()
+            group.notice_rest()
 
     def wrote(self, made: Generation) -> None:
         self._tokens += len(made.token_ids)
@@ -141,7 +142,7 @@ class RolloutPace:
         """Returns in that round, or a later one."""
         self._waits_for.append(round)
         try:
-            self._group.look()
+            self._group.notice_rest()
             await self._group.reach(round)
         finally:
             self._waits_for.remove(round)

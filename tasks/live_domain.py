@@ -153,9 +153,11 @@ def open_domain(
     domain: Domain | ScoredDomain, roles: RoleClients | None = None, sharing: int = 1
 ) -> OpenDomain:
     """Build a domain's curriculum, environment and rubric; `roles` are what its rewards ask, and
-    `sharing` is how many processes have their bounds together. Raises InputError."""
+    `sharing` is how many processes have their bounds, and those of its MCP server, together. Raises
+    InputError."""
     named = domain.curriculum
-    curriculum = build_curriculum(named.name, named.options, named.mcp)
+    mcp = named.mcp.shared_by(sharing) if named.mcp is not None else None
+    curriculum = build_curriculum(named.name, named.options, mcp)
     environment, processes = _environment(domain, curriculum)
     terms: list[Term] = []
     connected: list[Connected] = []

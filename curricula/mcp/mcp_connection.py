@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,6 +80,10 @@ class McpConnection:
         self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         # The session's scopes must be left by the task that entered them.
         self._task = asyncio.create_task(self._hold())
+
+    def on_ended(self, call: Callable[[], None]) -> None:
+        """Call it once the session is over and its process gone."""
+        self._task.add_done_callback(lambda _: call())
 
     async def close(self) -> None:
         """End the session, and its process."""

@@ -1,13 +1,15 @@
 """Problems with the tools of an MCP server, and the environment in which they are called.
 
-Tools are listed once a process, and each episode has a session of its own: a server by `command`
-is a new process, which ends with the episode.
+Tools are listed once a process, and each episode that calls one has a session of its own: a server
+by `command` is a new process, which ends with the episode.
+
+    first call ──▶ a place (at_once) ──▶ a server starts ──▶ calls ──▶ it has ended ──▶ the next one
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +31,7 @@ from engines.types import (
     Tool,
 )
 from infra.errors import InputError
+from infra.processes.coroutines import waiting_for_turn
 
 
 def with_tools(curriculum: Curriculum, server: McpServer) -> Curriculum:
@@ -114,22 +117,39 @@ class _RowsWithTools(_WithTools):
 
 
 class McpEnvironment:
-    """Starts an episode with a session of its own."""
+    """Starts episodes with sessions of their own, no more at once than its bound. For one event
+    loop."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
+        self._places = asyncio.Semaphore(server.at_once)
 
     async def start(self, problem: Problem) -> Episode:
-        return _McpEpisode(problem, self._server, McpConnection(self._server))
+        return _McpEpisode(problem, self._server.max_calls, self._connected)
+
+    async def _connected(self) -> McpConnection:
+        """In its turn. Raises InputError as `McpConnection` does."""
+        with waiting_for_turn():
+            await self._places.acquire()
+        try:
+            connection = McpConnection(self._server)
+        except BaseException:
+            self._places.release()
+            raise
+        connection.on_ended(self._places.release)
+        return connection
 
 
 class _McpEpisode:
     """Over with a turn that calls nothing, or with a call too many. What is wrong with a call is
     said in its result; a server that is gone raises McpLost, and the rollout is a failed one."""
 
-    def __init__(self, problem: Problem, server: McpServer, connection: McpConnection) -> None:
+    def __init__(
+        self, problem: Problem, max_calls: int, connect: Callable[[], Awaitable[McpConnection]]
+    ) -> None:
         self._names = [tool.name for tool in problem.tools]
-        self._calls_left, self._connection = server.max_calls, connection
+        self._calls_left, self._connect = max_calls, connect
+        self._connection: McpConnection | None = None
 
     async def step(self, turn: AssistantTurn) -> Step:
         self._calls_left -= len(turn.tool_calls)
@@ -138,6 +158,7 @@ class _McpEpisode:
         results: list[Message] = []
         for call in turn.tool_calls:
             if call.name in self._names:
+                self._connection = self._connection or await self._connect()
                 said = await self._connection.call(call.name, call.arguments)
             else:
                 said = f"error: no tool {call.name!r}; there are {', '.join(self._names)}"
@@ -145,4 +166,5 @@ class _McpEpisode:
         return Step(tuple(results))
 
     async def close(self) -> None:
-        await self._connection.close()
+        if self._connection is not None:
+            await self._connection.close()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from curricula.built_in_curricula import WITH_TOOLS
 from infra.access import is_here
-from infra.config import Config, Count
+from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.secret_references import secret_names
 
 
@@ -34,6 +34,10 @@ class McpServer(Config):
     holds the whole text, `Bearer ...`"""
     tools: list[str] = Field(default_factory=list)
     """those that the model may call; empty: all that the server lists"""
+    at_once: Annotated[Count, RESULT_NEUTRAL] = 64
+    """servers, or sessions at the `url`, that a domain of a stage has at the same time; further
+    rollouts wait for one with their first call, which counts in no time limit of a rollout. Each
+    rollout worker has its share of them, and one at least"""
     start_s: PositiveFloat = 60.0
     """time limit in seconds of its start, until it has said what it can do"""
     call_s: PositiveFloat = 30.0
@@ -80,6 +84,10 @@ class McpServer(Config):
                 f"mcp.url: {self.url} would send `headers` in clear text; write https://"
             )
         return self
+
+    def shared_by(self, processes: int) -> Self:
+        """For one of so many processes, which have its bound together."""
+        return self.model_copy(update={"at_once": max(self.at_once // processes, 1)})
 
     @property
     def title(self) -> str:

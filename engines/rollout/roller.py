@@ -32,7 +32,7 @@ from engines.sglang.spec import MOST_RUNNING
 from engines.types import VETOED, Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError, TributaryError
 from infra.json_text import reason_text
-from infra.processes.coroutines import is_told_to_end
+from infra.processes.coroutines import is_told_to_end, limit_heeds_turns
 from infra.timeline import JUDGES, span
 
 _ROLLOUTS_A_TURN = 2
@@ -243,6 +243,7 @@ async def _in_time(
     """What a driver returns. Raises TimeoutError where it takes longer than that between turns."""
     if limit is None:
         return await run
+    limit_heeds_turns(sessions.busy)
     task = asyncio.ensure_future(run)
     try:
         while not task.done():

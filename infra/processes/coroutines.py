@@ -1,5 +1,6 @@
 """Coroutines: run several at once, all over before an error is raised; tell who cancels a task;
-show where suspended ones stand (`faulthandler` and py-spy see threads only)."""
+keep waits for others out of time limits; show where suspended ones stand (`faulthandler` and py-spy
+see threads only)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import asyncio
 import gc
 import os
 from collections import Counter
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from infra.home import SOURCE_ROOT
 
@@ -106,6 +109,22 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], within_s: float) -> No
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=within_s)
+
+
+Hold: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""what a time limit gives, which runs on only outside its blocks"""
+_hold: ContextVar[Hold] = ContextVar("hold", default=nullcontext)
+
+
+def limit_heeds_turns(hold: Hold) -> None:
+    """From now on, in this task and those that it starts, waits for a turn hold a time limit."""
+    _hold.set(hold)
+
+
+def waiting_for_turn() -> AbstractContextManager[object]:
+    """While the block runs, this coroutine waits for others, or has a limit of its own: no time of
+    whoever called it is spent."""
+    return _hold.get()()
 
 
 def is_told_to_end() -> bool:

@@ -306,12 +306,13 @@ def _partial_rollout_problems(settings: RlSettings, domains: Sequence[Domain]) -
             " of it is left to the next; raise `oversample`"
         )
     for domain in domains:
+        of, other = f"(domain {domain.name})", "leave it out, and sample beside training"
         if domain.driver.name in _BY_THE_CLOCK:
-            yield (
-                f"partial_rollout_tokens: programs of the driver {domain.driver.name} (domain"
-                f" {domain.name}) have a time limit, which goes on while a rollout waits; leave it"
-                " out, and sample beside training"
-            )
+            what = f"programs of the driver {domain.driver.name} {of} have a time limit"
+            yield f"partial_rollout_tokens: {what}, which goes on while a rollout waits; {other}"
+        if domain.curriculum.mcp is not None:
+            what = f"servers of `mcp` {of} are kept from rollouts that wait for one"
+            yield f"partial_rollout_tokens: {what} while another waits for its next step; {other}"
     longest = max(domain.max_new_tokens for domain in domains)
     if longest <= tokens:
         yield (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -133,8 +133,17 @@ class SessionHost:
 
     @property
     def idle_seconds(self) -> float:
-        """Time since a turn was under way."""
+        """Time since a turn was under way, or the rollout waited for what others have."""
         return 0.0 if self._under_way else time.monotonic() - self._idle_since
+
+    @contextmanager
+    def busy(self) -> Generator[None]:
+        """While the block runs it is not idle."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way, self._idle_since = self._under_way - 1, time.monotonic()
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -207,11 +216,8 @@ class SessionHost:
         self, session: TokenSession, most: int, is_last: bool, problem: Problem
     ) -> Finish:
         """Have the policy write up to `most` tokens, its thought within the budget for it."""
-        self._under_way += 1
-        try:
+        with self.busy():
             return await self._write_turn(session, most, is_last, problem)
-        finally:
-            self._under_way, self._idle_since = self._under_way - 1, time.monotonic()
 
     async def _write_turn(
         self, session: TokenSession, most: int, is_last: bool, problem: Problem

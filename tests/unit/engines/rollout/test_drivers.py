@@ -13,6 +13,7 @@ from engines.rollout.drivers.driver import Conversation, build
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Problem, Rollout, Status
 from infra.errors import InputError
+from infra.processes.coroutines import waiting_for_turn
 from tasks.domain import DriverSpec
 from tests.parts.rollout_parts import Policy, domain, roller
 
@@ -94,6 +95,17 @@ async def test_a_turn_may_take_longer_than_the_driver_may() -> None:
 
     live = domain("d", float, driver=Conversation(None), driver_timeout_s=0.1)
     assert (await roll(live, Slow(lambda *_: "7"))).status is Status.COMPLETED
+
+
+async def test_waiting_for_its_turn_is_not_the_drivers_time() -> None:
+    class Waits(Conversation):
+        async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+            with waiting_for_turn():
+                await asyncio.sleep(0.3)
+            return await super().run(problem, sessions)
+
+    live = domain("d", float, driver=Waits(None), driver_timeout_s=0.1)
+    assert (await roll(live, Policy(lambda *_: "7"))).status is Status.COMPLETED
 
 
 async def test_the_example_trains_on_all_answers_and_judges_the_most_frequent(

@@ -43,10 +43,15 @@ def test_what_makes_no_rollout_partial_is_refused(changed: str, said: str) -> No
         check_recipe(recipe, plan_post_train(recipe))
 
 
-def test_programs_with_a_time_limit_have_no_partial_rollouts() -> None:
+def test_programs_with_a_time_limit_and_servers_of_mcp_have_no_partial_rollouts() -> None:
     settings = {"steps": 2, "optimizer": {"lr": 1e-3}, "max_staleness": 1}
     settings["partial_rollout_tokens"] = 8
     driver = {"name": "harness", "options": {"command": ["python", "agent.py"]}}
     made = RlSpec.model_validate({"settings": settings, "domains": [{**STEADY, "driver": driver}]})
     (said,) = made.problems()
     assert "the driver harness (domain general) have a time limit" in said
+    problems = {**STEADY["curriculum"], "mcp": {"command": ["python", "shop.py"]}}
+    tools = {**STEADY, "curriculum": problems, "max_turns": 3}
+    made = RlSpec.model_validate({"settings": settings, "domains": [tools]})
+    (said,) = made.problems()
+    assert "servers of `mcp` (domain general) are kept from rollouts that wait" in said

@@ -163,6 +163,7 @@ class Roller:
             engine = self._generate
             if turns is not None:
                 engine = turns.engine_of(attempt.rollout_id, engine)
+                turns.repeat_replies(attempt.rollout_id)
             if fault:
                 rollout = _failed(SessionHost(engine, self._chat, attempt), fault)
             else:

@@ -6,8 +6,9 @@ https://arxiv.org/abs/2406.12045).
 
 To its own model the user is the assistant, and the trained model the user. The user sees neither
 thoughts, calls nor results. What it says is never trained on. Its seed follows from the
-conversation, and an answer of an API is kept by its content, so a resumed stage repeats what was
-said. A user that gives no answer raises UserFailed: the rollout is a failed one.
+conversation, and replies are noted with the turns of the policy, so a resumed stage repeats what
+was said; an answer of an API is also kept by its content. A user that gives no answer raises
+UserFailed: the rollout is a failed one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from engines.rollout.records.journals import reply_as_before
 from engines.types import (
     AssistantTurn,
     Environment,
@@ -28,6 +31,7 @@ from engines.types import (
     Transcript,
 )
 from infra.errors import InputError, OutOfReach, TributaryError
+from infra.processes.coroutines import waiting_for_turn
 from rewards.judges.chat_api import ChatApi
 from rewards.judges.judge_prompt import filled
 from rewards.judges.served import AsksModel
@@ -126,14 +130,18 @@ class _UserEpisode:
             )
             asked = (Message("system", system), _GREETING, *_turned(self._messages))
             problem = replace(self._problem, messages=asked, tools=(), thinking=self._user.thinking)
-            said = (await self._says(problem, _seed(problem))).strip()
+            seed = _seed(problem)
+            with waiting_for_turn():  # for `timeout_s`, or a place
+                return await reply_as_before(seed, partial(self._heard, problem, seed))
         except OutOfReach:
             raise
         except (TributaryError, ValueError) as error:
             raise UserFailed(str(error)) from error
-        if not said:
-            raise UserFailed("it said nothing")
-        return said
+
+    async def _heard(self, problem: Problem, seed: int) -> str:
+        if said := (await self._says(problem, seed)).strip():
+            return said
+        raise UserFailed("it said nothing")
 
     async def close(self) -> None:
         if self._tools is not None:

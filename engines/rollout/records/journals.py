@@ -5,6 +5,7 @@
 
     rollout asks for a turn ─▶ noted by an earlier attempt? ─▶ yes: that one
                                        └ no: the engine's, and noted soon
+    who plays the user is asked for a reply ─▶ the same
 
 A rollout is a function of its seeds and weights, so one read back is the one that would be sampled
 again. The notes are also the stage's data on disk: with a checkpoint and the take log, later steps
@@ -19,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -198,6 +200,24 @@ IsUsable: TypeAlias = Callable[[WeightVersions], bool]
 Place: TypeAlias = tuple[str, int | None, int]
 """rollout, seed of the turn, tokens before it"""
 
+_REPLY = -1
+"""in the place of tokens before a reply: who gives it has other tokens than the policy"""
+
+Say: TypeAlias = Callable[[], Awaitable[str]]
+
+
+async def _said_anew(seed: int, say: Say) -> str:
+    return await say()
+
+
+_reply: ContextVar[Callable[[int, Say], Awaitable[str]]] = ContextVar("reply", default=_said_anew)
+
+
+async def reply_as_before(seed: int, say: Say) -> str:
+    """What somebody beside the policy says in the present rollout: what an earlier attempt heard,
+    else what `say` gives, which is noted soon. `seed` follows from all that was said before."""
+    return await _reply.get()(seed, say)
+
 
 @dataclass(frozen=True, slots=True)
 class NotedTurn:
@@ -242,6 +262,19 @@ class TicketTurns:
             return made
 
         return turn
+
+    def repeat_replies(self, rollout: str) -> None:
+        """From now on, in this task and those that it starts, by `reply_as_before`."""
+
+        async def reply(seed: int, say: Say) -> str:
+            place = (rollout, seed, _REPLY)
+            if (found := self.known.get(place)) is not None:
+                return found.made.token_ids.astype(np.uint8).tobytes().decode()
+            said = await say()
+            self.keep(_noted_reply(place, said))
+            return said
+
+        _reply.set(reply)
 
     def usable(self, rollouts: Collection[str]) -> list[NotedTurn]:
         """Those of these rollouts that may be used now."""
@@ -290,6 +323,13 @@ class TurnJournal:
 def _fits(noted: NotedTurn, prompt: int, sampling: Sampling) -> bool:
     is_same = noted.prompt == prompt and noted.temperature == sampling.temperature
     return is_same and len(noted.made.token_ids) <= sampling.max_new_tokens
+
+
+def _noted_reply(place: Place, said: str) -> NotedTurn:
+    """Its bytes stand where a turn has tokens; no version of the policy wrote them."""
+    text = np.frombuffer(said.encode(), np.uint8).astype(np.int32)
+    made = Generation(text, np.zeros(len(text), np.float32), WeightVersions(), "stop")
+    return NotedTurn(place, prompt=0, made=made, temperature=0.0)
 
 
 def _as_asked(made: Generation, sampling: Sampling) -> Generation:

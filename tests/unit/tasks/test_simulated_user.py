@@ -1,7 +1,8 @@
-"""A user played by a model at an address, a small server on loopback."""
+"""A user played by a model: at an address, a small server on loopback, or one of a stage."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,14 +10,20 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from engines.rollout.drivers.session_host import SessionHost
+from engines.rollout.loop import fill
+from engines.rollout.producer import Sampled
+from engines.rollout.records.journals import TurnJournal
 from engines.types import Message, Problem, Rollout, Status
 from infra.errors import OutOfReach
 from rewards.judges import chat_api
-from tasks.domain import Domain, ScoredDomain
+from tasks.domain import Domain, ScoredDomain, UserSpec
 from tasks.live_domain import open_domain
 from tasks.served.served_roles import served_roles
+from tasks.served.simulated_user import ServedUser, UserEnvironment
 from tests.parts.agent_parts import Script, TextChat, attempt_of
 from tests.parts.chat_server import Api, serving
+from tests.parts.loop_parts import Notes
+from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 
 pytestmark = pytest.mark.unit
 
@@ -97,6 +104,56 @@ async def test_an_outage_of_the_user_is_waited_for_and_fails_no_sample() -> None
     async with serving(down) as api:
         with pytest.raises(OutOfReach, match=r"\(503\).* it answered nothing for 0.1 s"):
             await rolled(api, outage_s=0.1)
+
+
+class Unsteady:
+    """A served model that never says the same twice, as one may not on a GPU."""
+
+    def __init__(self, asked: int = 0) -> None:
+        self.asked = asked
+
+    async def answer(self, problem: Problem, **_: Any) -> tuple[str, bool]:
+        self.asked += 1
+        return f"reply {self.asked} ü", True
+
+
+async def step_with(model: Any, notes: Notes, policy: Policy) -> tuple[Sampled, TurnJournal]:
+    """A step of four rollouts with three turns, whose user is served."""
+    user = UserSpec.model_validate({"system": "You want it.", "served": {"model": "hf:a/b"}})
+    world, turns = UserEnvironment(user, ServedUser(user, model), None), TurnJournal(notes)
+    made, _ = producer_of(
+        roller(policy),
+        [domain("d", float, environment=world, max_turns=3, max_new_tokens=20)],
+        groups_per_step=1, group_size=4, policy=policy, turns=turns,
+    )  # fmt: skip
+    await made.recover(0)
+    return await fill(made), turns
+
+
+async def test_a_resumed_step_repeats_what_a_served_user_said() -> None:
+    notes, policy, first = Notes(), Policy(lambda *_: "7"), Unsteady()
+    policy.free_calls = 6
+    policy.may_answer.clear()
+    killed = asyncio.create_task(step_with(first, notes, policy))
+    while not notes.kept["turns"]:
+        await asyncio.sleep(0.01)
+    killed.cancel()
+    await asyncio.gather(killed, return_exceptions=True)
+    assert first.asked == 6
+    rest, second = Policy(lambda *_: "7"), Unsteady(asked=100)
+    sampled, turns = await step_with(second, notes, rest)
+    assert second.asked == 100 + 12 - 6, "what was said is repeated, and not asked again"
+    assert (turns.recovered_tokens, len(rest.calls)) == (2 * 6, 12 - 6), "nor the policy's turns"
+    heard = [chr_of(s.tokens) for s in sampled.groups[0].samples]
+    for number in range(1, 7):
+        assert sum(f"reply {number} ü" in text for text in heard) == 1
+    ids = {sample.rollout_id for sample in sampled.groups[0].samples}
+    told = turns.of(0, lambda versions: True).usable(ids)
+    assert len(told) == 12, "a rollout worker is told of replies as of turns"
+
+
+def chr_of(tokens: Any) -> str:
+    return "".join(chr(t) for t in tokens)
 
 
 def test_a_user_is_served_or_at_an_address_and_is_somebody_that_is_heard() -> None:

@@ -104,7 +104,8 @@ class McpConnection:
             asked = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
             try:
                 page = await self._asked(asked, _Page)
-                listed = [_Listed.model_validate(each) for each in page.tools]
+                told = [_with_texts(each, self._keepable) for each in page.tools]
+                listed = [_Listed.model_validate(each) for each in told]
             except _Late:
                 raise McpLost(self._told(f"lists no tools within {self._late()}")) from None
             except McpLost:
@@ -122,7 +123,7 @@ class McpConnection:
         """What the model is told: the result, or why there is none. Raises McpLost."""
         from mcp.types import CallToolRequest, CallToolRequestParams
 
-        params = CallToolRequestParams(name=name, arguments=_writable(dict(arguments)))
+        params = CallToolRequestParams(name=name, arguments=_with_texts(dict(arguments), writable))
         try:
             result = await self._asked(CallToolRequest(params=params), _Result)
             return self._bounded(result.text())
@@ -158,10 +159,14 @@ class McpConnection:
         return f"{self._server.call_s:g} s"
 
     def _bounded(self, text: str) -> str:
-        text = writable(self._without_secrets(text))
+        text = self._keepable(text)
         most = self._server.result_chars
         more = len(text) - most
         return text if more <= 0 else f"{text[:most]}\n({more} more characters are left out)"
+
+    def _keepable(self, text: str) -> str:
+        """What the server says, as it may stand in prompts, records and pages."""
+        return writable(self._without_secrets(text))
 
     def _without_secrets(self, text: str) -> str:
         return without_secrets(text, [self._server.env, self._server.headers])
@@ -213,12 +218,12 @@ class McpConnection:
             self._session.set_exception(self._lost("does not start", error))
 
 
-def _writable(value: Any) -> Any:
-    """JSON that UTF-8 can hold."""
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON in which each text, names too, is what `change` makes of it."""
     if isinstance(value, str):
-        return writable(value)
+        return change(value)
     if isinstance(value, list):
-        return [_writable(each) for each in value]
+        return [_with_texts(each, change) for each in value]
     if isinstance(value, dict):
-        return {writable(name): _writable(each) for name, each in value.items()}
+        return {change(name): _with_texts(each, change) for name, each in value.items()}
     return value

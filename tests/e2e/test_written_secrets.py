@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from infra.home import runtime_dir
-from tests.parts.machine import BUCKET, SECRETS, Machine, settings, until
+from tests.parts.json_server import json_server
+from tests.parts.machine import BUCKET, SECRETS, STORE, Machine, settings, until
 
 STARTERS = (
     "bin/tributary ",
@@ -42,6 +43,7 @@ def test_a_planted_secret_is_nowhere(
     machine.call("secret", "planted", *SECRETS, timeout=120)
     machine.call("export", "first/unified-rl", str(tmp_path / "model"), timeout=300)
     machine.call("artifacts", "--run", "first", "--json", timeout=120)
+    _runs_with_parts_that_repeat_their_secrets(machine, tmp_path)
     _crashes(machine, tmp_path)
 
     answers = _answers(machine)
@@ -59,6 +61,63 @@ def test_a_planted_secret_is_nowhere(
     assert [found for file in files if (found := _secrets(file, _bytes(file)))] == []
     bodies = ((key, _body(machine, key)) for key in _objects(machine))
     assert [found for key, body in bodies if (found := _secrets(key, body))] == []
+
+
+SHOP = """
+import os, sys
+from mcp.server.fastmcp import FastMCP
+server = FastMCP("shop")
+token = os.environ["TOKEN"]
+print(token, file=sys.stderr)
+
+@server.tool(description=f"What a thing costs; ask with {token}.")
+def price(name: str) -> str:
+    return f"3 euros, {token}"
+
+server.run("stdio")
+"""
+WITH_TOOLS = """
+name: shop
+hooks: [shop.py]
+base: {random: {hidden_size: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ffn_size: 32}}
+experts:
+  shop:
+    domain:
+      max_turns: 3
+      max_new_tokens: 32
+      curriculum:
+        name: files
+        options: {sources: {files: [asks.jsonl]}, shares: {heldout: 0.3}}
+        mcp: {command: [python, shop.py], program: shop, env: {TOKEN: "secret:MCP_TOKEN"}}
+      user:
+        system: You want to buy something.
+        api: {url: "http://127.0.0.1:<PORT>/v1", model: buyer, key: "secret:USER_KEY"}
+      rewards: [{name: exact, outcome: true}]
+    path: [{rl: {steps: 1, problems_per_step: 2, group_size: 2, optimizer: {lr: 1.0e-6}}}]
+evaluate: {problems: 2}
+"""
+
+
+def _runs_with_parts_that_repeat_their_secrets(machine: Machine, folder: Path) -> None:
+    """A run whose tools and whose user say in each answer what they were trusted with."""
+    asked: list[Any] = []
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        reply = {"role": "assistant", "content": f"Use {SECRETS['USER_KEY']}, please."}
+        return 200, {"choices": [{"message": reply, "finish_reason": "stop"}]}
+
+    (folder / "shop.py").write_text(SHOP)
+    rows = (f'{{"question": "What does thing {n} cost?", "answer": "3"}}\n' for n in range(40))
+    (folder / "asks.jsonl").write_text("".join(rows))
+    with json_server(answer) as port:
+        (folder / "shop.yaml").write_text(WITH_TOOLS.replace("<PORT>", str(port)))
+        store = f"storage.root={STORE}"
+        machine.call("run", str(folder / "shop.yaml"), "--name", "shop", "--set", store)
+    shown = machine.call("rollouts", "shop-rl", "--run", "shop", timeout=120)
+    assert asked, "the user was asked"
+    assert "secret:USER_KEY" in shown
+    assert "ask with secret:MCP_TOKEN" in shown
 
 
 def _crashes(machine: Machine, folder: Path) -> None:
@@ -108,7 +167,8 @@ def test_only_what_starts_jobs_has_secrets_that_jobs_do_not_all_need(
             others = [line for line in holders if "uvicorn" in line or "mlflow" in line]
             assert [line for line in holders if "ray::" in line], "Ray's workers were looked at"
         else:
-            others = [line for line in holders if not any(part in line for part in STARTERS)]
+            given = (*STARTERS, "shop.py") if name == "MCP_TOKEN" else STARTERS
+            others = [line for line in holders if not any(part in line for part in given)]
         assert holders, f"{name}: nobody was started with it while we looked"
         assert not others, f"{name}: {sorted(others)}"
 

@@ -27,6 +27,8 @@ SECRETS = {
     "EXTERNAL_FLEET_KEY": "planted-fleet-90ab34f1",
     "OPENAI_API_KEY": "planted-judge-6d2e58b3",
     "GITHUB_TOKEN": "planted-tool-e41f07a9",
+    "MCP_TOKEN": "planted-mcp-57c0b3d8",
+    "USER_KEY": "planted-user-c92e14fa",
 }
 """used by every part that reaches the store, or by some, and to be written down by none"""
 STORE = f"s3://{BUCKET}/store"

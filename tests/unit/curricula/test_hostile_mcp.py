@@ -189,13 +189,23 @@ async def test_tools_without_an_end_and_a_result_of_many_parts(folder: Path) -> 
     assert peak() - before < 100 << 20
 
 
-async def test_a_secret_is_in_no_result_and_no_error_and_its_name_alone_is_told(
+async def test_a_secret_is_in_no_tool_no_result_and_no_error_and_its_name_alone_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_TOKEN", "Bearer canary-123456")
     env = {"TOKEN": "secret:SHOP_TOKEN"}
     async with connected(server(folder, says("os.environ['TOKEN'][-13:]"), env=env)) as connection:
         assert await connection.call("t", {"half": "\ud83d"}) == "secret:SHOP_TOKEN"
+    lists = """
+def listed(message):
+    said = os.environ["TOKEN"][-13:]
+    fields = {said: {"type": "string", "description": said}}
+    schema = {"type": "object", "properties": fields}
+    return {"tools": [{"name": "t", "description": said, "inputSchema": schema}]}
+"""
+    (tool,) = await asyncio.to_thread(listed_tools, server(folder, lists, env=env))
+    assert "canary" not in repr(tool)
+    assert tool.description == "secret:SHOP_TOKEN"
     dies = "def called(message):\n    os.write(2, os.environ['TOKEN'].encode()); os._exit(3)"
     async with connected(server(folder, dies, env=env)) as connection:
         with pytest.raises(McpLost, match=r"is gone: secret:SHOP_TOKEN$"):

@@ -75,6 +75,11 @@ def broken() -> web.Response:
     return web.Response(status=500, text="oops")
 
 
+def patience(trouble: Any) -> float:
+    """A time limit that only an answer meant to be late exceeds, on a busy machine too."""
+    return 0.2 if isinstance(trouble, float) else 5.0
+
+
 TROUBLES: list[tuple[Any, str]] = [
     (None, "it is not reached (ConnectError"),
     (turned_away, "it is busy or broken (429): 'slow down'"),
@@ -85,7 +90,8 @@ TROUBLES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("trouble", "why"), TROUBLES)
 async def test_rollouts_wait_for_a_judge_that_answers_nobody(trouble: Any, why: str) -> None:
-    async with serving(scored(1.0)) as api, judging(api.url, timeout_s=0.2, at_once=2) as rubric:
+    options = {"timeout_s": patience(trouble), "at_once": 2}
+    async with serving(scored(1.0)) as api, judging(api.url, **options) as rubric:
         if trouble is None:
             await api.down()
         else:
@@ -158,7 +164,7 @@ async def test_what_goes_wrong_with_one_question_alone_fails_that_one(
 ) -> None:
     api = Picky(trouble)
     await api.up()
-    async with judging(api.url, timeout_s=0.2, at_once=1) as rubric:
+    async with judging(api.url, timeout_s=patience(trouble), at_once=1) as rubric:
         poison = asyncio.create_task(rubric.judge(transcript("poison")))
         await asyncio.sleep(0.05)
         others = [await rubric.judge(transcript(str(number))) for number in range(3)]
@@ -174,7 +180,7 @@ async def test_what_goes_wrong_with_one_question_alone_fails_that_one(
 async def test_a_question_that_nobody_else_asks_beside_is_told_from_an_outage(trouble: Any) -> None:
     api = Picky(trouble)
     await api.up()
-    async with judging(api.url, timeout_s=0.2) as rubric:
+    async with judging(api.url, timeout_s=patience(trouble)) as rubric:
         judged = await asyncio.wait_for(rubric.judge(transcript("poison")), 5)
     await api.down()
     assert judged.failed
@@ -251,9 +257,10 @@ async def test_an_outage_is_said_once_and_is_no_standstill(
     outage = Outage("https://api.test/v1", "it is busy or broken (503)", 0.0, 3600.0)
 
     async def body() -> str:
+        began = time.monotonic()
         with waiting_for(outage):
             await asyncio.sleep(0.2)
-            assert pulse.idle_seconds < 0.1
+            assert pulse.idle_seconds < time.monotonic() - began
         with waiting_for(outage):  # at once: the next rollout
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.2)

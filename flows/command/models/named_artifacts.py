@@ -259,7 +259,14 @@ def model_place(model: str, root: str) -> str:
         return beside(model, Path.cwd())
     if hub := _on_hub(model):
         return hub
-    return _artifact(model, root, f"--model {model}")[1].url
+    artifacts, record = _artifact(model, root, f"--model {model}")
+    manifest = artifacts.manifest(record.kind, record.digest)
+    if manifest and "config.json" not in {file.path for file in manifest.files}:
+        raise InputError(
+            f"--model {model}: is what a stage `{record.kind}` made, which is no model;"
+            " `tributary artifacts` lists the models"
+        )
+    return record.url
 
 
 def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:

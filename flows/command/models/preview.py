@@ -214,8 +214,10 @@ def _judged(row: Judged, renderer: Renderer) -> tuple[Judged, list[Shown]]:
 
 def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:
     tokens = renderer.prompt_ids(Problem("preview", "files", prompt.messages, tools=prompt.tools))
-    reference = f" \u00b7 reference {prompt.reference!r:.200}" if prompt.reference else ""
-    return prompt, [(reference, TokenSequence(tokens, [0] * len(tokens)))]
+    beside = f" \u00b7 reference {prompt.reference!r:.200}" if prompt.reference else ""
+    if prompt.solution not in str(prompt.reference):  # else it is the reference's answer
+        beside += f" \u00b7 solution {prompt.solution!r:.200}"
+    return prompt, [(beside, TokenSequence(tokens, [0] * len(tokens)))]
 
 
 def _calls_unlisted(made: Prompt | Judged | Conversation) -> bool:

@@ -209,6 +209,18 @@ def test_a_prompt_longer_than_the_context_is_bad(
     assert "a.jsonl:2: has " in found["bad_rows"][0]
 
 
+def test_a_solution_of_its_own_column_is_shown_beside_the_reference(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "a.jsonl"
+    as_lines(file, [{"question": "How many?", "answer": "7", "worked": "Six and one are 7."}])
+    arguments = (str(file), "--model", str(model), "--kind", "prompts")
+    (row,) = preview(capsys, *arguments, "--columns", "solution=worked")["shown"]
+    assert row["row"].endswith("reference {'answer': '7'} \u00b7 solution 'Six and one are 7.'")
+    (row,) = preview(capsys, *arguments)["shown"]
+    assert row["row"].endswith("reference {'answer': '7'}")
+
+
 def test_prompts_are_shown_with_what_a_stage_would_put_around_them(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -39,6 +39,8 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Json]
+    id: str = field(default="", compare=False)
+    """by which the template calls its result; empty in most templates, which go by the order"""
 
 
 @dataclass(frozen=True, slots=True)

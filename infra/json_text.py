@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 import orjson
 
@@ -97,6 +97,53 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def strict_json(text: str) -> Any:
+    """The value that a text is. Raises ValueError as `first_json` does."""
+    value, rest = first_json(text)
+    if rest.strip():
+        raise ValueError(f"{rest.strip()[:80]!r} follows the JSON")
+    return value
+
+
+def first_json(text: str) -> tuple[Any, str]:
+    """The value with which a text begins, and what follows it. Raises ValueError for what is not
+    JSON, is nested too deeply, or has numbers beyond those of a float or half of a surrogate pair;
+    DuplicateKey for a key that stands twice."""
+    begin = len(text) - len(text.lstrip())
+    try:
+        value, end = _STRICT.raw_decode(text, begin)
+        if "\\u" in text[begin:end]:
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value, text[end:]
+
+
+_MOST_DIGITS = 300
+"""of a whole number: more have no place in a float, as which many read it"""
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise ValueError(f"{digits} is beyond the numbers of a float")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite
+)
 
 
 def _spelled(value: float) -> str:

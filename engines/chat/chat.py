@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from engines.chat import template_bounds
+from engines.chat.call_forms import FORMS
 from engines.chat.chat_folder import ChatFolder, load_chat_folder
 from engines.chat.chat_turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.chat.completeness import Completeness
@@ -23,6 +24,9 @@ from infra.errors import InputError
 
 _ASKED = Message("user", 'What is 12 + 30?\nSay "rouge", \u8272 or #f00: `color = "..."`')
 _TOOL = Tool("search", "Search the index.", {"q": "string"}, ("q",))
+
+_HEADER = 16
+"""tokens before a turn in which its header ends"""
 
 
 class Chat:
@@ -39,8 +43,8 @@ class Chat:
         )
         form = self._pieces.call_form()
         self._thoughts = ThoughtForm(*self._pieces.thought_pads())
-        self._parser = TurnParser(self._thoughts, form)
-        self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, can_call=form is not None)
+        self._parser = TurnParser(self._thoughts, form, self._pieces.calls_once)
+        self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, calls=form)
         earlier, start = self._pieces.earlier()[0], self._pieces.template.start_text
         self._control = ControlTokens(self.template_file, added, self._ends.ids, earlier)
         self._start = start if earlier.startswith(start) else ""
@@ -202,7 +206,8 @@ class Chat:
         is not repeated.
         """
         self._control.refuse(new, where="new messages")
-        text, ended = self._pieces.continuation(new, bool(problem.thinking))
+        ids = [call.id for call in turns[-1].tool_calls]
+        text, ended = self._pieces.continuation(new, bool(problem.thinking), ids)
         found = self._whole(text)
         return self._ends.behind(found, found.begin(ended), last_token)
 
@@ -282,11 +287,17 @@ class Chat:
             mask.append(1)
         return ids, mask
 
-    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
-        """One turn as the engine produced it, with its stop token (if it came to one)."""
+    def parse(self, problem: Problem, token_ids: TokenIds, before: TokenIds = ()) -> AssistantTurn:
+        """One turn as the engine produced it, with its stop token (if it came to one). `before`:
+        what it followed, where that is not the problem's prompt."""
         ids = _as_list(token_ids)
         stop = ids.pop() if ids and ids[-1] in self._ends.ids else None
-        turn = self._parser.parse(problem, self.decode(ids), self._thought(problem))
+        thought = self._thought(problem)
+        if len(before) and thought is Thought.OPEN:
+            header = self.decode(before[-_HEADER:]).rstrip()
+            if not header.endswith(THINK):  # as DeepSeek's, which has no header behind results
+                thought = Thought.OPTIONAL
+        turn = self._parser.parse(problem, self.decode(ids), thought)
         if turn.error or stop is None:
             return turn
         fault = self._wrong_stop(stop, called=bool(turn.tool_calls))
@@ -322,7 +333,8 @@ class Chat:
         if problem.tools and not self.can_call_tools:
             raise InputError(
                 f"problem {problem.id} has tools, but the chat template "
-                f"{self.template_file} writes no tool calls in the GLM or Hermes form"
+                f"{self.template_file} writes no tool calls in one of the forms that are read:"
+                f" {', '.join(sorted({form.name for form in FORMS}))}"
             )
         if problem.tools and self._ends.tool is None:
             raise InputError(

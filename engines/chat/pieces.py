@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from engines.chat.chat_turns import CLOSE, CallForm
+from engines.chat.call_forms import CallForm, form_of
 from engines.chat.mode import OPEN_THOUGHT, Thoughts, mode_of
 from engines.chat.template import ChatTemplate
-from engines.types import Message, Problem, ToolCall
+from engines.types import Message, Problem, Tool, ToolCall
 from infra.errors import InputError
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
@@ -112,6 +112,7 @@ def _common(one: str, at: int, two: str, other: int) -> int:
 
 _USER = Message("user", "u")
 _CALL = ToolCall("tool", {"key": "value"})
+_TOOL = Tool("tool", "", {"key": "string"})
 _CALLER = Message("assistant", "", tool_calls=(_CALL,))
 _CLOSED_THOUGHT = re.compile(r"</think>(\s*)\Z")
 _MARK = "Q0Q"
@@ -164,18 +165,23 @@ class Pieces:
         text = self.template.render([_USER, said, _USER], open_turn=True)
         return text, text.find(_MARK) + len(_MARK)
 
-    def called(self) -> tuple[str, int]:
+    def called(self, form: CallForm) -> tuple[str, int]:
         """A conversation, and where the text of a turn with tool calls ends."""
         try:
             text = self.template.render([_USER, _CALLER, Message("tool", _MARK)], open_turn=True)
         except InputError:  # it may know calls and no results
             text = self.template.render([_USER, _CALLER])
-        return text, text.rfind(CLOSE) + len(CLOSE)
+        _, behind = form.read(text[text.rfind(form.opening) :], {_TOOL.name: _TOOL})
+        return text, len(text) - len(behind)
 
-    def continuation(self, new: Sequence[Message], thinking: bool) -> tuple[str, int]:
+    def continuation(
+        self, new: Sequence[Message], thinking: bool, call_ids: Sequence[str] = ()
+    ) -> tuple[str, int]:
         """A conversation in which `new` (tool results) and another turn's header follow a finished
-        turn, and where in it that turn ends."""
+        turn, and where in it that turn ends. `call_ids`: of that turn's calls."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
+        if calls and any(call_ids):
+            calls = tuple(replace(_CALL, id=each) for each in call_ids)
         # With a thought, or Qwen3's template writes an empty one in the first rendering only.
         thought = "r" if calls and all(m.role == "tool" for m in new) else None
         said = Message("assistant", _MARK, thought, calls)
@@ -189,6 +195,8 @@ class Pieces:
     def _before(self, said: Message, thinking: bool) -> str:
         """A rendering that ends with a stand-in turn: each is needed again and again."""
         key = (bool(said.tool_calls), said.reasoning, thinking)
+        if any(call.id for call in said.tool_calls):
+            return self.template.render([_USER, said], thinking=thinking)
         if key not in self._stand_ins:
             self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)
         return self._stand_ins[key]
@@ -216,11 +224,16 @@ class Pieces:
             text = self.turn(_CALLER, thinking=False)
         except InputError:  # a template that knows no tools may refuse them
             return None
-        if "<tool_call>" not in text:
-            return None
-        if "<arg_key>key</arg_key>" in text:
-            return "glm"
-        return "hermes" if '"name": "tool"' in text and '"arguments"' in text else None
+        return form_of(text, _CALL, _TOOL)
+
+    @property
+    def calls_once(self) -> bool:
+        """Whether the template refuses two calls in one turn."""
+        try:
+            self.template.render([_USER, replace(_CALLER, tool_calls=(_CALL, _CALL))])
+        except InputError:
+            return True
+        return False
 
     def thought_pads(self) -> tuple[str, str, str]:
         """What the template writes after `<think>`, before `</think>`, and after it."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import AddedToken, Encoding
 
+from engines.chat.call_forms import CallForm
 from engines.chat.pieces import Pieces
 from engines.types import Json, Message, Tool
 from infra.errors import InputError
@@ -82,7 +83,7 @@ class TurnEnds:
         tokenized: Callable[[str], TokenizedText],
         declared: Sequence[int],
         *,
-        can_call: bool,
+        calls: CallForm | None,
     ) -> None:
         """`declared`: ids that the folder declares; the first ends a conversation whose template
         writes none. Raises InputError for a template that cannot be rendered."""
@@ -95,8 +96,8 @@ class TurnEnds:
         """ends a turn that another message follows; None where the template writes none there"""
         self.tool: int | None = None
         """ends a turn with tool calls; None where the template writes none"""
-        if can_call:
-            text, char = pieces.called()
+        if calls is not None:
+            text, char = pieces.called(calls)
             self.tool = _added_behind(tokenized(text), char)
         ends = (self.final, self.earlier, self.tool)
         self.ids = frozenset({*declared, *(token for token in ends if token is not None)})

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -94,7 +95,7 @@ class ChatTemplate:
             with template_bounds.rendering():
                 pieces = template.generate(
                     **self._variables,
-                    messages=[_message(m, self._callers) for m in messages],
+                    messages=_messages(messages, self._callers),
                     tools=[tool_row(t) for t in tools] or None,
                     documents=None,
                     add_generation_prompt=open_turn,
@@ -160,9 +161,13 @@ class _Callers:
 
     content: str | None = ""
     arguments_as_text: bool = False
+    has_ids: bool = False
 
 
-_CALLER_FORMS = (_Callers(), _Callers("", True), _Callers(None), _Callers(None, True))
+_CALLER_FORMS = (
+    *(_Callers(), _Callers("", True), _Callers(None), _Callers(None, True)),
+    _Callers("", has_ids=True),
+)
 
 
 class _Generation(Extension):
@@ -272,6 +277,22 @@ def _tojson(
 
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def _messages(messages: Sequence[Message], callers: _Callers) -> list[dict[str, Any]]:
+    rows = [_message(message, callers) for message in messages]
+    if not callers.has_ids:
+        return rows
+    made, results = count(), iter(())
+    for message, row in zip(messages, rows, strict=True):
+        if message.tool_calls:  # nine digits, as Mistral's templates want them
+            ids = [call.id or f"{next(made):09}" for call in message.tool_calls]
+            for call, its_id in zip(row["tool_calls"], ids, strict=True):
+                call["id"] = its_id
+            results = iter(ids)
+        elif message.role == "tool":  # in the order of the calls
+            row["tool_call_id"] = next(results, "")
+    return rows
 
 
 def _message(message: Message, callers: _Callers) -> dict[str, Any]:

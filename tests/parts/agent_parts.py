@@ -60,7 +60,7 @@ class TextChat:
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
         return [*ids(_said(turn)), STOP]
 
-    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
+    def parse(self, problem: Problem, token_ids: TokenIds, before: TokenIds = ()) -> AssistantTurn:
         text = self.decode(token_ids)
         thought, closed, rest = text.removeprefix("<think>").rpartition("</think>")
         lines = rest.split("\n")

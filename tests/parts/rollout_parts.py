@@ -67,7 +67,7 @@ class CharChat:
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
         return [*ids(turn.content), STOP]
 
-    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
+    def parse(self, problem: Problem, token_ids: TokenIds, before: TokenIds = ()) -> AssistantTurn:
         text = self.decode(token_ids)
         calls = (ToolCall(text[1:], {}),) if text.startswith("!") else ()
         return AssistantTurn(text, text, None, calls, "broken call" if text[:1] == "?" else "")

@@ -1,4 +1,4 @@
-"""Splits answers as SGLang's server does, in a process that may import SGLang.
+"""Splits answers and reads calls as SGLang's server does, in a process that may import SGLang.
 
 A case is {"template", "parser", "kwargs", "said"}; its split is [[thought, content], the same of a
 stream that comes letter by letter].
@@ -43,3 +43,17 @@ def _split(case: Case) -> tuple[Split, Split]:
     pieces.append(made.parse_stream_end())
     streamed = ("".join(t or "" for t, _ in pieces), "".join(c or "" for _, c in pieces))
     return (thought or "", content or ""), streamed
+
+
+def calls_of(cases: Sequence[Case]) -> list[list[tuple[str, str]]]:
+    """Names and arguments of the calls that a parser finds in a text. A case is {"parser", "said",
+    "tool"}, the tool being a function's name and its parameters' JSON schema."""
+    from sglang.srt.entrypoints.openai.protocol import Function, Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    found: list[list[tuple[str, str]]] = []
+    for case in cases:
+        parser = FunctionCallParser([Tool(function=Function(**case["tool"]))], case["parser"])
+        _, calls = parser.parse_non_stream(case["said"])
+        found.append([(call.name or "", call.parameters) for call in calls])
+    return found

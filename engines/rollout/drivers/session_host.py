@@ -207,7 +207,7 @@ class SessionHost:
             return Turn(None, End(Status.ABORTED, "generation was interrupted again and again"))
         if len(session.tokens) == began:
             return Turn(None, End(Status.ABORTED, "the engine returned no token"))
-        said = self.chat.parse(problem, session.tokens[began:])
+        said = self.chat.parse(problem, session.tokens[began:], session.tokens[:began])
         if finish == "length":
             return Turn(said, End(Status.TRUNCATED, out_of))
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)

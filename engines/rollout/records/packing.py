@@ -148,12 +148,15 @@ def _message(message: Message) -> dict[str, Any]:
         "role": message.role,
         "content": message.content,
         "reasoning": message.reasoning,
-        "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in message.tool_calls],
+        "tool_calls": [
+            {"name": c.name, "arguments": c.arguments} | ({"id": c.id} if c.id else {})
+            for c in message.tool_calls
+        ],
     }
 
 
 def _to_message(raw: Mapping[str, Any]) -> Message:
-    calls = tuple(ToolCall(c["name"], c["arguments"]) for c in raw["tool_calls"])
+    calls = tuple(ToolCall(**call) for call in raw["tool_calls"])
     return Message(raw["role"], raw["content"], raw["reasoning"], calls)
 
 

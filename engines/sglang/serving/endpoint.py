@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from engines.chat.call_forms import FUNCTIONS, GLM, HERMES, CallForm
 from engines.chat.chat_folder import load_chat_folder
-from engines.chat.chat_turns import CallForm
 from engines.chat.mode import Mode, Thoughts
 from engines.chat.pieces import Pieces
 from engines.chat.template import SWITCHES
@@ -62,26 +62,25 @@ class Parsers:
 
 
 def parsers_of(folder: Path) -> Parsers:
-    """For the two forms of calls that Tributary trains, the parser of exactly that form; for others
+    """For the forms of calls that Tributary trains, the parser of exactly that form; for others
     what SGLang finds. Raises InputError for a folder without a chat template."""
     pieces = Pieces(load_chat_folder(folder).template)
     form, mode = pieces.call_form(), pieces.mode
     defaults = {mode.switch: mode.default} if mode.switch else {}
     if mode.thoughts is Thoughts.FREE:  # the parser of thoughts that the model opens itself
         defaults = {SWITCHES[0]: False}
-    return Parsers(_tool_parser(pieces, folder), _thought_parser(mode, form), defaults, _said(mode))
+    parser = _tool_parser(pieces, form, folder)
+    return Parsers(parser, _thought_parser(mode, form), defaults, _said(mode))
 
 
-def _tool_parser(pieces: Pieces, folder: Path) -> str:
-    form = pieces.call_form()
-    if form == "glm":
+def _tool_parser(pieces: Pieces, form: CallForm | None, folder: Path) -> str:
+    if form is GLM:
         # GLM-4.5 writes a line feed after the tool's name, GLM-4.7 and our random models do not.
         is_bare = "<tool_call>tool<arg_key>" in pieces.turn(_CALLER, thinking=False)
         return "glm47" if is_bare else "glm45"
-    if form == "hermes":
-        is_qwen = str(read_config(folder).get("model_type", "")).startswith("qwen")
-        return "qwen25" if is_qwen else "hermes"
-    return AUTO
+    if form is HERMES and str(read_config(folder).get("model_type", "")).startswith("qwen"):
+        return "qwen25"
+    return form.server_parser if form is not None and form.server_parser else AUTO
 
 
 def _thought_parser(mode: Mode, form: CallForm | None) -> str:
@@ -91,10 +90,10 @@ def _thought_parser(mode: Mode, form: CallForm | None) -> str:
         case Thoughts.FOREIGN:
             return AUTO
         case Thoughts.ALWAYS:  # both begin inside a thought; the first ends it where a call begins
-            return "qwen3-thinking" if form else "deepseek-r1"
+            return "qwen3-thinking" if form in (FUNCTIONS, GLM, HERMES) else "deepseek-r1"
         case Thoughts.FREE:
             return "qwen3"
-        case Thoughts.SWITCHED if form == "glm":
+        case Thoughts.SWITCHED if form is GLM:
             return "glm45"
         case Thoughts.SWITCHED:  # each reads the variable of its name
             return "qwen3" if mode.switch == SWITCHES[0] else "deepseek-v3"

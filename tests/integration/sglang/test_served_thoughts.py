@@ -1,14 +1,17 @@
-"""How servers split answers into thought and content, with SGLang's own parsers and its own choice
-between them, for templates of every kind."""
+"""How servers split answers into thought and content, and read calls, with SGLang's own parsers and
+its own choice between them, for templates of every kind."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engines.chat import Chat
 from engines.chat.chat_folder import load_chat_folder
+from engines.chat.pieces import Pieces
 from engines.sglang.serving.endpoint import AUTO, parsers_of
 from tests.parts.chat_parts import (
     LLAMA_TOKENS,
@@ -18,7 +21,15 @@ from tests.parts.chat_parts import (
     random_base,
 )
 from tests.parts.sglang_python import SglangPython
-from tests.parts.sglang_thoughts import Case, splits_of
+from tests.parts.sglang_thoughts import Case, calls_of, splits_of
+from tests.parts.whole_rendering import write_folder
+from tests.unit.engines.chat.test_call_forms import (
+    ARGUMENTS,
+    TOOL,
+    caller,
+    problem,
+    written_calls,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -92,3 +103,26 @@ def test_thoughts_and_answers_are_split_whole_and_streamed(
         )
     for case, split in zip(CASES, sglang_python(splits_of, cases), strict=True):
         assert split == [list(case[3:])] * 2, case
+
+
+def test_the_parser_of_a_form_reads_what_templates_write(
+    tmp_path: Path, sglang_python: SglangPython
+) -> None:
+    fields = {key: {"type": kind} for key, kind in TOOL.parameters.items()}
+    tool = {"name": TOOL.name, "parameters": {"type": "object", "properties": fields}}
+    cases: list[Case] = []
+    wanted: list[Any] = []
+    for name, _, text in written_calls():
+        chat = Chat.load(write_folder(tmp_path / name, text, "bytes"))
+        form = Pieces(load_chat_folder(tmp_path / name).template).call_form()
+        for arguments in ARGUMENTS if form and form.server_parser else []:
+            ids = chat.turn_ids(chat.decided(problem()), caller(arguments))
+            said = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
+            cases.append({"parser": form.server_parser, "said": said, "tool": tool})
+            wanted.append([name, said, [["put", arguments]]])
+    others = [
+        (name, said, found)
+        for (name, said, calls), found in zip(wanted, sglang_python(calls_of, cases), strict=True)
+        if [[called, json.loads(given)] for called, given in found] != calls
+    ]
+    assert others == []

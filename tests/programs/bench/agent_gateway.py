@@ -72,7 +72,7 @@ class _Chat:
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
         return [*self.encode(turn.content), _STOP]
 
-    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
+    def parse(self, problem: Problem, token_ids: TokenIds, before: TokenIds = ()) -> AssistantTurn:
         text = self.decode(token_ids)
         return AssistantTurn(text, text, None, ())
 

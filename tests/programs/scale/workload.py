@@ -132,7 +132,7 @@ class SimulatedChat:
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
         return []
 
-    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
+    def parse(self, problem: Problem, token_ids: TokenIds, before: TokenIds = ()) -> AssistantTurn:
         return AssistantTurn("", "", None, ())
 
     def decode(self, token_ids: TokenIds) -> str:

@@ -215,7 +215,7 @@ async def rolled(settings: McpServer, calls: list[tuple[ToolCall, ...]]) -> Roll
     turns = iter(calls)
 
     class Calls(TextChat):
-        def parse(self, problem: Problem, token_ids: Any) -> AssistantTurn:
+        def parse(self, problem: Problem, token_ids: Any, before: Any = ()) -> AssistantTurn:
             return AssistantTurn("said", "said", None, next(turns, ()))
 
     host = SessionHost(Script(lambda prompt: "said").generate, Calls(), attempt_of(PROBLEM))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.chat.chat_turns import CallError, CallForm, parse_calls
+from engines.chat.call_forms import GLM, HERMES, CallError, CallForm, parse_calls
 from engines.types import Json, Tool, ToolCall
 
 pytestmark = pytest.mark.unit
@@ -31,12 +31,12 @@ def glm(name: str, *pairs: tuple[str, str]) -> str:
 
 def test_values_get_the_type_that_the_tool_declares():
     text = glm("set", ("x", "1.5"), ("on", "true"), ("items", "[1, 2]"), ("more", '{"a": 1}'))
-    (call,) = parse_calls(text, TOOLS, "glm")
+    (call,) = parse_calls(text, TOOLS, GLM)
     assert call.arguments == {"x": 1.5, "on": True, "items": [1, 2], "more": {"a": 1}}
 
 
 def test_a_string_is_taken_as_it_is():
-    (call,) = parse_calls(glm("search", ("q", ' "1" < 2\n')), TOOLS, "glm")
+    (call,) = parse_calls(glm("search", ("q", ' "1" < 2\n')), TOOLS, GLM)
     assert call == ToolCall("search", {"q": ' "1" < 2\n'})
 
 
@@ -45,7 +45,7 @@ def test_line_feeds_between_tags_are_allowed_as_the_large_models_write_them():
         "<tool_call>search\n<arg_key>q</arg_key>\n<arg_value>a</arg_value>\n</tool_call>\n"
         "<tool_call>set</tool_call>"
     )
-    assert [c.name for c in parse_calls(text, TOOLS, "glm")] == ["search", "set"]
+    assert [c.name for c in parse_calls(text, TOOLS, GLM)] == ["search", "set"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_line_feeds_between_tags_are_allowed_as_the_large_models_write_them():
         (glm("search", ("q", "a"), ("n", "three")), "n of search is not a JSON integer"),
         (glm("search", ("q", "a"), ("n", "3.5")), "n of search is not a JSON integer"),
         (glm("search", ("q", "a"), ("n", "true")), "n of search is not a JSON integer"),
-        (glm("set", ("x", "NaN")), "NaN is not a JSON value"),
+        (glm("set", ("x", "NaN")), "x of set is not a JSON number: 'NaN'"),
         (glm("search", ("k", "a")), "search has no parameter 'k'"),
         ("<tool_call>search<arg_key>q</arg_key></tool_call>", "do not balance"),
         ("<tool_call>search<arg_value>q</arg_value></tool_call>", "do not balance"),
@@ -72,7 +72,7 @@ def test_line_feeds_between_tags_are_allowed_as_the_large_models_write_them():
 )
 def test_a_fault_is_named(text: str, reason: str):
     with pytest.raises(CallError, match=reason):
-        parse_calls(text, TOOLS, "glm")
+        parse_calls(text, TOOLS, GLM)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_a_fault_is_named(text: str, reason: str):
     [
         ('{"name": "search", "arguments": {"q": "a"', "not JSON"),
         ('{"arguments": {"q": "a"}}', "lacks its name"),
-        ('{"name": "search", "arguments": {"q": "a", "q": "b"}}', "given twice"),
+        ('{"name": "search", "arguments": {"q": "a", "q": "b"}}', "'q' stands twice"),
         ('{"name": "search", "arguments": {"q": 1}}', "q of search is not a JSON string"),
         ('{"name": "search", "arguments": [1]}', "not a JSON object"),
-        ('{"name": "search", "arguments": {"n": NaN}}', "not a JSON value"),
+        ('{"name": "search", "arguments": {"n": NaN}}', "a tool call is not JSON"),
     ],
 )
 def test_a_fault_in_the_hermes_form_is_named(body: str, reason: str):
     with pytest.raises(CallError, match=reason):
-        parse_calls(f"<tool_call>\n{body}\n</tool_call>", TOOLS, "hermes")
+        parse_calls(f"<tool_call>\n{body}\n</tool_call>", TOOLS, HERMES)
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_a_fault_in_the_hermes_form_is_named(body: str, reason: str):
 )
 def test_a_parameter_of_any_type_is_json_where_it_can_be(text: str, value: Json):
     tools = [Tool("set", "", {"v": "any"}, ("v",))]
-    assert parse_calls(glm("set", ("v", text)), tools, "glm") == [ToolCall("set", {"v": value})]
+    assert parse_calls(glm("set", ("v", text)), tools, GLM) == [ToolCall("set", {"v": value})]
 
 
 @given(st.text().filter(lambda t: "<" not in t), st.integers())
 def test_what_is_written_is_read_in_both_forms(text: str, number: int):
     call = ToolCall("search", {"q": text, "n": number})
     written = glm("search", ("q", text), ("n", str(number)))
-    assert parse_calls(written, TOOLS, "glm") == [call]
+    assert parse_calls(written, TOOLS, GLM) == [call]
     body = json.dumps({"name": call.name, "arguments": call.arguments})
-    assert parse_calls(f"<tool_call>{body}</tool_call>", TOOLS, "hermes") == [call]
+    assert parse_calls(f"<tool_call>{body}</tool_call>", TOOLS, HERMES) == [call]
 
 
 @given(st.lists(st.sampled_from([*"aq3", "search", "<tool_call>", "</tool_call>", "<arg_key>",
        "</arg_key>", "<arg_value>", "</arg_value>"]), max_size=12))  # fmt: skip
 def test_any_text_is_calls_or_one_error(parts: list[str]):
     with suppress(CallError):
-        calls = parse_calls("<tool_call>" + "".join(parts), TOOLS, "glm")
+        calls = parse_calls("<tool_call>" + "".join(parts), TOOLS, GLM)
         assert {c.name for c in calls} <= {"search", "set"}
 
 
@@ -132,15 +132,15 @@ def test_what_no_text_or_number_can_be_is_a_fault(value: str):
     with pytest.raises(CallError, match="is not JSON"):
         parse_calls(
             f'<tool_call>{{"name": "set", "arguments": {{"more": {value}}}}}</tool_call>',
-            TOOLS, "hermes",
+            TOOLS, HERMES,
         )  # fmt: skip
     with pytest.raises(CallError, match="is not a JSON object"):
-        parse_calls(glm("set", ("more", value)), TOOLS, "glm")
+        parse_calls(glm("set", ("more", value)), TOOLS, GLM)
 
 
 def test_a_whole_surrogate_pair_is_a_character():
     text = '<tool_call>{"name": "search", "arguments": {"q": "\\ud83d\\ude00"}}</tool_call>'
-    (call,) = parse_calls(text, TOOLS, "hermes")
+    (call,) = parse_calls(text, TOOLS, HERMES)
     assert call.arguments == {"q": "\U0001f600"}
 
 
@@ -170,8 +170,8 @@ def test_arguments_without_a_name_in_the_schema_are_taken_where_it_allows_them(
     values: tuple[tuple[str, Json], ...] = (("3", 3), ("three", "three"))
     for text, value in values:
         written: list[tuple[CallForm, str]] = [
-            ("glm", glm("put", ("x_a", text))),
-            ("hermes", hermes({"x_a": value})),
+            (GLM, glm("put", ("x_a", text))),
+            (HERMES, hermes({"x_a": value})),
         ]
         for form, call in written:
             if text in is_taken:
@@ -188,9 +188,9 @@ def test_named_parameters_keep_their_types_and_others_are_refused_unless_they_ar
         for more in ({}, {"additionalProperties": True, "required": ["q", "n"]})
     )
     with pytest.raises(CallError, match="put has no parameter 'n'"):
-        parse_calls(hermes({"q": "a", "n": 1}), [closed], "hermes")
+        parse_calls(hermes({"q": "a", "n": 1}), [closed], HERMES)
     with pytest.raises(CallError, match="q of put is not a JSON string"):
-        parse_calls(hermes({"q": 1, "n": 1}), [opened], "hermes")
+        parse_calls(hermes({"q": 1, "n": 1}), [opened], HERMES)
     with pytest.raises(CallError, match="put lacks the argument n"):
-        parse_calls(hermes({"q": "a"}), [opened], "hermes")
-    assert parse_calls(hermes({"q": "a", "n": 1}), [opened], "hermes")[0].arguments["n"] == 1
+        parse_calls(hermes({"q": "a"}), [opened], HERMES)
+    assert parse_calls(hermes({"q": "a", "n": 1}), [opened], HERMES)[0].arguments["n"] == 1

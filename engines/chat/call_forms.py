@@ -1,0 +1,367 @@
+"""Tool calls as models write them, parsed strictly: a call is right, or it says what is wrong.
+
+    glm          <tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
+    hermes       <tool_call>{"name": "name", "arguments": {"k": "v"}}</tool_call>       (Qwen)
+    functions    <tool_call><function=name><parameter=k>v</parameter></function></tool_call>
+                 (Qwen3-Coder, Qwen3.5, Nemotron 3)
+    llama        {"name": "name", "parameters": {"k": "v"}}, also behind <|python_tag|>  (Llama 3)
+    deepseek     a section of calls, each `function`, the name and a block of JSON      (V3, R1)
+    deepseek31   a section of calls, each the name and JSON                              (V3.1)
+    mistral      [TOOL_CALLS][{"name": "name", "arguments": {"k": "v"}, "id": "abcdefghi"}]
+    mistral13    [TOOL_CALLS]name[ARGS]{"k": "v"}, also with [CALL_ID]abcdefghi behind the name
+    phi          <|tool_call|>{"name": "name", "arguments": {"k": "v"}}<|/tool_call|>, or a list
+
+The template decides: its form is the one that reads a stand-in's call back from the text that the
+template makes of it. In all of them tags balance, the tool is known, no key stands twice, required
+keys are there, every value has its declared type, and every text is one that UTF-8 can hold. In
+`glm` and `functions` the value of a string parameter is the raw text, others are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
+
+from engines.types import Json, Tool, ToolCall
+from infra.json_text import DuplicateKey, ParameterKind, first_json, kind_of_others, strict_json
+
+Tools: TypeAlias = Mapping[str, Tool]
+"""by name"""
+Read: TypeAlias = tuple[list[ToolCall], str]
+"""the calls with which a text begins, and what follows them"""
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_ARGUMENT = re.compile(
+    r"\s*<arg_key>(?P<key>[^<>]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
+)
+_GLM_TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
+_FUNCTION = re.compile(r"\s*<function=(?P<name>[^<>]*)>(?P<rest>.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>]*)>(?P<value>.*?)</parameter>", re.DOTALL)
+_FUNCTION_TAG = re.compile(r"</?tool_call>|<function=|</function>|<parameter=|</parameter>")
+_PYTHON_TAG = "<|python_tag|>"
+_BARE = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
+_CALLS, _CALLS_END = (
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "<\uff5ctool\u2581calls\u2581end\uff5c>",
+)
+_ONE, _ONE_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
+_SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
+_FENCED = re.compile(r"(?P<name>[^\n]*)\n```json\n(?P<body>.*)\n```", re.DOTALL)
+_MISTRAL, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+_PHI, _PHI_END = "<|tool_call|>", "<|/tool_call|>"
+
+
+class CallError(Exception):
+    """A call that breaks the form; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How calls are written, and read."""
+
+    name: str
+    opening: str
+    """with which a turn's calls begin"""
+    read: Callable[[str, Tools], Read]
+    """reads a text that begins with calls; raises CallError"""
+    server_parser: str
+    """SGLang's name of its parser of this form; empty where it has none"""
+    inside: tuple[str, ...] = ()
+    """marks that stand within calls alone"""
+
+    def find(self, text: str) -> int:
+        """Where the calls of a turn begin; -1 in one without."""
+        return text.find(self.opening)
+
+
+class _Bare(CallForm):
+    """Calls without marks: a turn is one, or has none."""
+
+    def find(self, text: str) -> int:
+        """An object that is no call, as an answer in JSON is, is text."""
+        if text.lstrip().startswith(_PYTHON_TAG):
+            return 0
+        if not _BARE.match(text):
+            return -1
+        try:
+            raw, _ = first_json(text)
+        except ValueError:
+            return 0
+        return 0 if isinstance(raw, dict) and "parameters" in raw else -1
+
+
+def parse_calls(text: str, tools: Sequence[Tool], form: CallForm) -> list[ToolCall]:
+    """The calls in `text`, which begins with the first. Raises CallError."""
+    calls, rest = form.read(text, {tool.name: tool for tool in tools})
+    if rest.strip():
+        raise CallError(f"text after a tool call: {_short(rest.strip())}")
+    return calls
+
+
+def form_of(written: str, call: ToolCall, tool: Tool) -> CallForm | None:
+    """The form that reads this call in a turn that a template wrote for it; None if none does."""
+    for form in FORMS:
+        at = form.find(written)
+        try:
+            if at >= 0 and form.read(written[at:], {tool.name: tool})[0] == [call]:
+                return form
+        except CallError:
+            continue
+    return None
+
+
+def _tagged(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], Read]:
+    """The reader of calls that stand each in its own tag."""
+
+    def read(text: str, known: Tools) -> Read:
+        calls: list[ToolCall] = []
+        while text.lstrip().startswith(_BEGIN):
+            body, closed, text = text.lstrip()[len(_BEGIN) :].partition(_END)
+            if not closed:
+                raise CallError(f"{_BEGIN} is not closed")
+            if _BEGIN in body:
+                raise CallError(f"{_BEGIN} inside a tool call")
+            calls.append(parse(body, known))
+        return calls, text
+
+    return read
+
+
+def _glm(body: str, known: Tools) -> ToolCall:
+    start = body.find("<")
+    name, rest = (body, "") if start < 0 else (body[:start], body[start:])
+    tool = _tool(name.strip(), known)
+    arguments: dict[str, Json] = {}
+    while rest.strip():
+        match = _ARGUMENT.match(rest)
+        if match is None or _GLM_TAG.search(match["value"]):
+            raise CallError(f"argument tags of {tool.name} do not balance: {_short(rest)}")
+        _put(arguments, tool, match["key"].strip(), match["value"])
+        rest = rest[match.end() :]
+    return _call(tool, arguments)
+
+
+def _function(body: str, known: Tools) -> ToolCall:
+    written = _FUNCTION.fullmatch(body)
+    if written is None:
+        raise CallError(f"function tags do not balance: {_short(body)}")
+    tool, rest = _tool(written["name"].strip(), known), written["rest"]
+    arguments: dict[str, Json] = {}
+    while rest.strip():
+        match = _PARAMETER.match(rest)
+        if match is None or _FUNCTION_TAG.search(match["value"]):
+            raise CallError(f"parameter tags of {tool.name} do not balance: {_short(rest)}")
+        value = match["value"].removeprefix("\n").removesuffix("\n")
+        if _kind_of(tool, match["key"].strip()) == "boolean":  # as templates write Python's
+            value = value.lower()
+        _put(arguments, tool, match["key"].strip(), value)
+        rest = rest[match.end() :]
+    return _call(tool, arguments)
+
+
+def _put(arguments: dict[str, Json], tool: Tool, key: str, text: str) -> None:
+    """Adds a value that was written without quotes where it is a text."""
+    if key in arguments:
+        raise CallError(f"argument {key} of {tool.name} is given twice")
+    kind = _kind_of(tool, key)
+    if kind is None:
+        raise CallError(f"{tool.name} has no parameter {_short(key)}")
+    try:
+        arguments[key] = text if kind == "string" else strict_json(text)
+    except ValueError as error:
+        if kind != "any":
+            what = f"argument {key} of {tool.name} is not a JSON {kind}"
+            raise CallError(f"{what}: {_short(text)}") from error
+        arguments[key] = text
+
+
+def _hermes(body: str, known: Tools) -> ToolCall:
+    return _named(_json(body, "a tool call"), known, "arguments")
+
+
+def _named(raw: Json, known: Tools, key: str) -> ToolCall:
+    """The call that an object with a name and arguments is."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise CallError(f"a tool call lacks its name: {_short(json.dumps(raw))}")
+    return _with_arguments(_tool(raw["name"], known), raw.get(key, {}))
+
+
+def _with_arguments(tool: Tool, arguments: Json) -> ToolCall:
+    if not isinstance(arguments, dict):
+        raise CallError(f"arguments of {tool.name} are not a JSON object")
+    return _call(tool, arguments)
+
+
+def _llama(text: str, known: Tools) -> Read:
+    raw, rest = _first(text.lstrip().removeprefix(_PYTHON_TAG), "a tool call")
+    return [_named(raw, known, "parameters")], rest
+
+
+def _section(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], Read]:
+    """The reader of a section of calls."""
+
+    def read(text: str, known: Tools) -> Read:
+        section, closed, after = text.removeprefix(_CALLS).partition(_CALLS_END)
+        if not closed:
+            raise CallError(f"{_CALLS} is not closed")
+        *bodies, behind = section.split(_ONE_END)
+        if behind.strip() or not bodies:
+            raise CallError(f"a section of calls is no calls: {_short(behind.strip())}")
+        calls: list[ToolCall] = []
+        for body in bodies:
+            before, _, call = body.partition(_ONE)
+            if before.strip() or not call or _ONE in call:
+                raise CallError(f"a call does not begin with {_ONE}: {_short(body)}")
+            calls.append(parse(call, known))
+        return calls, after
+
+    return read
+
+
+def _fenced(body: str, known: Tools) -> ToolCall:
+    kind, _, rest = body.partition(_SEPARATOR)
+    written = _FENCED.fullmatch(rest)
+    if kind != "function" or written is None:
+        raise CallError(f"a tool call is no `function`, name and block of JSON: {_short(body)}")
+    return _separate(written["name"], written["body"], known)
+
+
+def _unfenced(body: str, known: Tools) -> ToolCall:
+    name, _, rest = body.partition(_SEPARATOR)
+    return _separate(name, rest, known)
+
+
+def _separate(name: str, body: str, known: Tools) -> ToolCall:
+    """The call of a name and of the text of its arguments."""
+    tool = _tool(name.strip(), known)
+    return _with_arguments(tool, _json(body, f"the text of {tool.name}'s arguments"))
+
+
+def _mistral(text: str, known: Tools) -> Read:
+    listed, rest = _first(text.removeprefix(_MISTRAL), "a list of tool calls")
+    if not isinstance(listed, list) or not listed:
+        raise CallError(f"tool calls are no list: {_short(text)}")
+    calls: list[ToolCall] = []
+    for raw in listed:
+        call = _named(raw, known, "arguments")
+        calls.append(_with_id(call, cast("dict[str, Json]", raw).get("id"), calls))
+    return calls, rest
+
+
+def _mistral13(text: str, known: Tools) -> Read:
+    calls: list[ToolCall] = []
+    while text.startswith(_MISTRAL):
+        head, separated, rest = text.removeprefix(_MISTRAL).partition(_ARGS)
+        if not separated:
+            raise CallError(f"a tool call lacks {_ARGS}: {_short(text)}")
+        name, has_id, its_id = head.partition(_CALL_ID)
+        tool = _tool(name.strip(), known)
+        arguments, text = _first(rest, f"the text of {tool.name}'s arguments")
+        call = _with_arguments(tool, arguments)
+        calls.append(_with_id(call, its_id, calls) if has_id else call)
+    return calls, text
+
+
+def _with_id(call: ToolCall, its_id: Json, others: Sequence[ToolCall]) -> ToolCall:
+    """The call with its id, by which a template calls its result."""
+    if not isinstance(its_id, str) or not _ID.fullmatch(its_id):
+        raise CallError(f"the id of a call of {call.name} is not nine letters or digits")
+    if its_id in {other.id for other in others}:
+        raise CallError(f"two calls have the id {its_id}")
+    return replace(call, id=its_id)
+
+
+def _phi(text: str, known: Tools) -> Read:
+    calls: list[ToolCall] = []
+    while text.lstrip().startswith(_PHI):
+        raw, rest = _first(text.lstrip()[len(_PHI) :], "a tool call")
+        if not rest.lstrip().startswith(_PHI_END):
+            raise CallError(f"{_PHI} is not closed")
+        listed = raw if isinstance(raw, list) else [raw]
+        calls += [_named(each, known, "arguments") for each in listed]
+        text = rest.lstrip()[len(_PHI_END) :]
+    return calls, text
+
+
+def _json(text: str, what: str) -> Json:
+    value, rest = _first(text, what)
+    if rest.strip():
+        raise CallError(f"{what} is not JSON: {_short(text)}")
+    return value
+
+
+def _first(text: str, what: str) -> tuple[Json, str]:
+    """The JSON value with which a text begins, and what follows it."""
+    try:
+        return first_json(text)
+    except DuplicateKey as error:
+        raise CallError(f"{what}: {error}") from error
+    except ValueError as error:
+        raise CallError(f"{what} is not JSON: {_short(text)}") from error
+
+
+GLM = CallForm(
+    "glm", _BEGIN, _tagged(_glm), "glm45",
+    (_END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)  # fmt: skip
+FUNCTIONS = CallForm(
+    "functions", _BEGIN, _tagged(_function), "qwen3_coder",
+    (_END, "<function=", "</function>", "<parameter=", "</parameter>"),
+)  # fmt: skip
+HERMES = CallForm("hermes", _BEGIN, _tagged(_hermes), "hermes", (_END,))
+LLAMA = _Bare("llama", '{"name"', _llama, "llama3", (_PYTHON_TAG,))
+_IN_SECTION = (_CALLS_END, _ONE, _ONE_END, _SEPARATOR)
+DEEPSEEK = CallForm("deepseek", _CALLS, _section(_fenced), "deepseekv3", _IN_SECTION)
+DEEPSEEK31 = CallForm("deepseek31", _CALLS, _section(_unfenced), "deepseekv31", _IN_SECTION)
+MISTRAL = CallForm("mistral", _MISTRAL, _mistral, "mistral", (_ARGS,))
+MISTRAL13 = CallForm("mistral13", _MISTRAL, _mistral13, "mistral", (_ARGS,))
+PHI = CallForm("phi", _PHI, _phi, "", (_PHI_END,))
+FORMS = (GLM, FUNCTIONS, HERMES, DEEPSEEK, DEEPSEEK31, MISTRAL, MISTRAL13, PHI, LLAMA)
+
+
+def _tool(name: str, known: Tools) -> Tool:
+    if name not in known:
+        raise CallError(f"unknown tool {_short(name)}; known: {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def _call(tool: Tool, arguments: dict[str, Json]) -> ToolCall:
+    for key, value in arguments.items():
+        kind = _kind_of(tool, key)
+        if kind is None:
+            raise CallError(f"{tool.name} has no parameter {_short(key)}")
+        if not _is_a(kind, value):
+            raise CallError(f"argument {key} of {tool.name} is not a JSON {kind}")
+    missing = [key for key in tool.required if key not in arguments]
+    if missing:
+        raise CallError(f"{tool.name} lacks the argument {', '.join(missing)}")
+    return ToolCall(tool.name, arguments)
+
+
+def _kind_of(tool: Tool, key: str) -> ParameterKind | None:
+    """The JSON type of an argument; None for one that the tool does not take."""
+    return tool.parameters.get(key) or kind_of_others(tool.schema)
+
+
+def _is_a(kind: str, value: Json) -> bool:
+    if kind == "any":
+        return True
+    if isinstance(value, bool):  # bool is an int in Python, not in JSON
+        return kind == "boolean"
+    types: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "number": (int, float),
+        "integer": (int,),
+        "array": (list,),
+        "object": (dict,),
+        "boolean": (),
+    }
+    return isinstance(value, types[kind])
+
+
+def _short(text: str, most: int = 40) -> str:
+    return repr(text if len(text) <= most else text[:most] + "...")

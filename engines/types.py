@@ -27,20 +27,18 @@ Experts: TypeAlias = "NDArray[np.uint8 | np.int16]"
 Kept: TypeAlias = "NDArray[np.int32]"
 """what truncation kept at each sampled token's place, end to end: `~` of this token, other ids"""
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-EQUAL_WITHIN = 1e-9
-"""rewards that differ by no more are equal: they are sums, and sums are rounded"""
+EQUAL_WITHIN = 1e-9  # rewards that differ by no more are equal: sums are rounded
 VETOED, DISAGREEMENT = "vetoed", "disagreement"
 """in a breakdown: 1 where a `veto` failed; under `NAME/`, standard deviation of votes or models"""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it, e.g. `ToolCall("search", {"q": "ant"})`."""
+    """A call as the model wrote it; some templates name its result by its `id`, most by order."""
 
     name: str
     arguments: dict[str, Json]
     id: str = field(default="", compare=False)
-    """by which the template calls its result; empty in most templates, which go by the order"""
 
 
 @dataclass(frozen=True, slots=True)

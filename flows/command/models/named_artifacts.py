@@ -158,26 +158,22 @@ def _beginning_with(artifacts: ArtifactStore, wanted: str) -> Iterator[ArtifactR
 
 
 def find_model(model: str, root: str) -> Path:
-    """The folder of a model that a person named. Raises InputError."""
+    """The folder of a model that a person named. Raises as `find_named_model` does."""
     return find_named_model(model, root).folder
 
 
 def find_named_model(model: str, root: str) -> NamedModel:
-    """The same, with the artifact that it is. Raises InputError; StorageError if it is out of
-    reach."""
+    """The folder and the artifact that it is. Raises InputError, StorageError if out of reach."""
     found = _found(model, root)
     if not (found.folder / "config.json").is_file():
-        what = f"`{model}` is no model; give an HF folder"
-        raise InputError(f"{found.folder} has no config.json: {what}")
+        raise InputError(f"{found.folder} has no config.json: `{model}` is no model")
     return found
 
 
 def _found(model: str, root: str) -> NamedModel:
     require_model_name(model)
-    if is_hub_name(model):
-        return NamedModel(model, snapshot(model))
-    if is_gguf(model):
-        return NamedModel(model, gguf_folder(model))
+    if is_hub_name(model) or is_gguf(model):
+        return NamedModel(model, snapshot(model) if is_hub_name(model) else gguf_folder(model))
     if _is_folder(model, root):
         return NamedModel(model, Path(model).expanduser().resolve())
     if "://" in model:
@@ -262,10 +258,7 @@ def model_place(model: str, root: str) -> str:
     artifacts, record = _artifact(model, root, f"--model {model}")
     manifest = artifacts.manifest(record.kind, record.digest)
     if manifest and "config.json" not in {file.path for file in manifest.files}:
-        raise InputError(
-            f"--model {model}: is what a stage `{record.kind}` made, which is no model;"
-            " `tributary artifacts` lists the models"
-        )
+        raise InputError(f"--model {model}: is what a stage `{record.kind}` made, no model")
     return record.url
 
 

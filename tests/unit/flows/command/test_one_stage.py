@@ -22,11 +22,10 @@ from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
 from flows.running.chosen_stages import ChosenStages
 from flows.running.new_run import new_run
-from flows.running.records import RunRecord, StageRecord, store_of
+from flows.running.records import StageRecord, store_of
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.store.artifacts import ArtifactStore
-from infra.store.manifest import ArtifactRecord
 from tasks.model_folder.model_files import local_folder
 from tests.parts.chat_parts import random_base
 from tests.parts.clients import TASKS, library
@@ -202,36 +201,21 @@ def test_prompts_are_all_evaluated_but_partly_held_out_of_training(
     assert taught["experts"]["chats"]["path"] == [{"distill": {"problems": 100}}]
 
 
-def made(
-    record: RunRecord, folder: Path, kind: str, stage: str, digest: str, file: str
-) -> ArtifactRecord:
-    """What this stage of the run has made: one file."""
-    (folder / "made").mkdir()
-    (folder / "made" / file).write_text("{}")
-    store = store_of(record.recipe().storage)
-    found = ArtifactStore(store, folder / "cache").commit(
-        kind, digest, 1, folder / "made", identity={}, inputs={}, code={}, metrics={}, seeds={},
-        mlflow_run_id="", seconds=1.0,
-    )  # fmt: skip
-    record.put_stage(StageRecord(name=stage, kind=kind, digest=digest, state="completed"))
-    return found
-
-
-def test_what_a_stage_made_is_no_model_without_a_config(
-    capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
-    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, name="first", in_process=True)
-    made(record, folder, "evaluate", "evaluate", "cd" * 32, "scores.json")
-    said = refused(capsys, "sft", "--model", "first/evaluate", "--data", "chats.jsonl")
-    assert "--model first/evaluate: is what a stage `evaluate` made, which is no model" in said
-
-
 def test_a_model_of_a_run_is_named_by_its_artifact_and_found_after_the_home_was_moved(
     capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = load_recipe("cpu-smoke")
-    record = new_run(recipe, "post-train", {}, name="first", in_process=True)
-    found = made(record, folder, "rl", "agent-rl", "ab" * 32, "config.json")
+    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, name="first", in_process=True)
+    artifacts = ArtifactStore(store_of(record.recipe().storage), folder / "cache")
+    for stage, kind, digest in (("evaluate", "evaluate", "cd" * 32), ("agent-rl", "rl", "ab" * 32)):
+        (made := folder / f"made-{kind}").mkdir()
+        (made / ("config.json" if kind == "rl" else "scores.json")).write_text("{}")
+        found = artifacts.commit(
+            kind, digest, 1, made, identity={}, inputs={}, code={}, metrics={}, seeds={},
+            mlflow_run_id="", seconds=1.0,
+        )  # fmt: skip
+        record.put_stage(StageRecord(name=stage, kind=kind, digest=digest, state="completed"))
+    said = refused(capsys, "sft", "--model", "first/evaluate", "--data", "chats.jsonl")
+    assert "--model first/evaluate: is what a stage `evaluate` made, no model" in said
     for name in ("first/agent-rl", f"{record.run}/agent-rl", "agent-rl", "abab"):
         data = printed(capsys, "evaluate", "--model", name, "--domain", "agent")
         assert data["base"] == {"folder": found.url}
@@ -240,8 +224,7 @@ def test_a_model_of_a_run_is_named_by_its_artifact_and_found_after_the_home_was_
     shutil.move(before, folder / "moved")
     assert local_folder(found.url) == Path(found.url.removeprefix("file://")), "not in this home"
     monkeypatch.setenv("TRIBUTARY_HOME", str(folder / "moved"))
-    now = local_folder(found.url)
-    assert now is not None
+    assert (now := local_folder(found.url)) is not None
     assert (now / "config.json").is_file()
     assert now.is_relative_to(folder / "moved")
 

@@ -19,7 +19,6 @@ keys are there, every value has its declared type, and every text is one that UT
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -186,7 +185,7 @@ def _hermes(body: str, known: Tools) -> ToolCall:
 def _named(raw: Json, known: Tools, key: str) -> ToolCall:
     """The call that an object with a name and arguments is."""
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise CallError(f"a tool call lacks its name: {_short(json.dumps(raw))}")
+        raise CallError("a tool call lacks its name")
     return _with_arguments(_tool(raw["name"], known), raw.get(key, {}))
 
 

@@ -277,6 +277,13 @@ def test_an_answer_in_json_is_no_call_of_llama(tmp_path: Path, said: str, is_cal
     assert turn.content == ("" if is_call else said)
 
 
+def test_without_tools_an_answer_in_json_is_text(tmp_path: Path) -> None:
+    chat = Chat.load(write_folder(tmp_path, (TRL / "llama3_1.jinja").read_text(), "bytes"))
+    said = '{"name": "put", "parameters": {"n": 1}}'
+    turn = chat.parse(replace(problem(), tools=()), chat.text_ids(f"{said}<|eot_id|>"))
+    assert (turn.content, turn.error, turn.tool_calls) == (said, "", ())
+
+
 def test_two_calls_are_refused_where_the_template_writes_one(tmp_path: Path) -> None:
     text = (TRL / "llama3_1.jinja").read_text()
     chat = Chat.load(write_folder(tmp_path, text, "bytes"))

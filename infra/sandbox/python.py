@@ -1,6 +1,6 @@
 """Runs untrusted Python code in a process that the kernel confines.
 
-Three mechanisms, each used where the kernel offers it (`infra/confine/`):
+Three mechanisms, each used where the kernel offers it (`infra/sandbox/confine`):
 
     namespaces   no network device, no other process in sight, a private read-only root
     Landlock     only Python's own library can be read, only a private folder written

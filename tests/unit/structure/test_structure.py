@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -28,6 +29,16 @@ MAY_IMPORT = {
 }
 HEAVY = {"torch", "ray", "sglang", "megatron", "prefect", "mlflow", "transformers", "tokenizers"}
 RECIPES = sorted((ROOT / "flows/recipes").glob("*.yaml"))
+TEXTS = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ""}
+TEXT_TOKENS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1))
+"""those of Python 3.11, and of 3.12, where the text of an f-string is a token of its own"""
+
+
+@cache
+def tracked_files() -> list[str]:
+    return subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 @cache
@@ -147,6 +158,57 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert [str(f) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
 
 
+def texts_that_name_modules() -> Iterator[tuple[str, str]]:
+    """A place and a text: strings and comments of code, and whole files of other kinds. Unit tests
+    and cases invent names, and the change log keeps old ones."""
+    for name in tracked_files():
+        path = ROOT / name
+        if name.startswith(("tests/unit/", "tests/cases/", "CHANGELOG")) or not path.is_file():
+            continue
+        if path.suffix == ".py":
+            with path.open("rb") as file:
+                for token in tokenize.tokenize(file.readline):
+                    if token.type in TEXT_TOKENS:
+                        yield f"{name}:{token.start[0]}", token.string
+        elif path.suffix in TEXTS:
+            yield name, path.read_text()
+
+
+@cache
+def defined_names(module: str) -> set[str]:
+    """Everything that a module binds, in functions and classes too."""
+    nodes = [*ast.walk(ast.parse(source_files()[module].read_text()))]
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return (
+        {node.name for node in nodes if isinstance(node, definitions)}
+        | {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        | {n.asname or n.name for n in nodes if isinstance(n, ast.alias)}
+    )
+
+
+def exists(name: str) -> bool:
+    """Whether `name`, e.g. `engines.types:Problem.id`, is a module or is bound in one."""
+    module, colon, names = name.partition(":")
+    while not colon and module not in source_files() and "." in module:
+        module, _, attribute = module.rpartition(".")
+        names = f"{names}.{attribute}"
+    attributes = {each for each in names.split(".") if each}
+    return module in source_files() and attributes <= defined_names(module)
+
+
+def test_a_module_attribute_or_file_that_a_text_names_exists() -> None:
+    rooms = "|".join(ROOMS)
+    dotted = re.compile(rf"(?<![\w./@-])(?:{rooms})(?!\.md)(?:\.[A-Za-z_]\w*)+(?::\w+(?:\.\w+)*)?")
+    file = re.compile(rf"(?<![\w./@-])(?:{rooms})(?:/[\w.-]+)+(?![\w.-]*/?[<{{*])")
+    wrong = [
+        f"{place}: {name}"
+        for place, text in texts_that_name_modules()
+        for name in (*dotted.findall(text), *file.findall(text))
+        if "NAME" not in name and not exists(name) and not (ROOT / name.rstrip(".")).exists()
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_package_resolves_to_this_repository_and_is_typed(room: str) -> None:
     spec = find_spec(room)
@@ -213,14 +275,10 @@ def test_no_tracked_text_names_a_private_folder_or_package_index() -> None:
         r"(?<![\w.$}/-])/(home|Users|root)/\w"
         r"|--(extra-)?index-url[ =]+(?!https://(pypi\.org|download\.pytorch\.org)/)\S*//"
     )
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    texts = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ""}
     wrong = [
         f"{name}:{number}: {line.strip()}"
-        for name in tracked
-        if Path(name).suffix in texts and (ROOT / name).is_file()
+        for name in tracked_files()
+        if Path(name).suffix in TEXTS and (ROOT / name).is_file()
         for text in [(ROOT / name).read_text()]
         if private.search(text)
         for number, line in enumerate(text.splitlines(), 1)

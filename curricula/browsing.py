@@ -38,6 +38,16 @@ SHOWN = 5
 """titles that a search gives"""
 NOTHING = "no"
 _TERM = re.compile(r"\w+")
+SEARCH = Tool("search", "Titles of the pages that fit best.", {"q": "string"}, ("q",))
+OPEN = Tool("open", "The page of a title.", {"title": "string"}, ("title",))
+FIND = Tool(
+    "find",
+    "Lines of a page with a text.",
+    {"title": "string", "text": "string"},
+    ("title", "text"),
+)
+TOOLS = (SEARCH, OPEN, FIND)
+PAGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +182,6 @@ def needs_its_way(web: Web, question: Question) -> bool:
     return not any(question.answer in web.pages[title].text.split() for title in seen)
 
 
-SEARCH = Tool("search", "Titles of the pages that fit best.", {"q": "string"}, ("q",))
-OPEN = Tool("open", "The page of a title.", {"title": "string"}, ("title",))
-FIND = Tool(
-    "find",
-    "Lines of a page with a text.",
-    {"title": "string", "text": "string"},
-    ("title", "text"),
-)
-TOOLS = (SEARCH, OPEN, FIND)
-
-
 def execute(call: ToolCall, web: Web) -> str:
     """Return what the tool answers to a checked call; `no` where there is nothing."""
     if call.name == SEARCH.name:
@@ -194,9 +193,6 @@ def execute(call: ToolCall, web: Web) -> str:
         return page.text
     wanted = str(call.arguments["text"])
     return "\n".join(line for line in page.text.splitlines() if wanted in line) or NOTHING
-
-
-PAGES = 10_000
 
 
 def _hops(count: int) -> Family:

@@ -30,6 +30,9 @@ CHANGES = ("book", "pay", "rent", "ship", "lend", "sell", "rate", "post", "send"
 DELETES = ("drop", "void", "erase", "close")
 LATE = ("late", "old", "past")
 KEPT = ("kept", "stay", "held")
+THINGS = 3
+MOST_AMOUNT = 20
+ANSWER = "done"
 
 
 def draw_api(rng: random.Random) -> Api:
@@ -68,11 +71,6 @@ def tools_of(api: Api) -> tuple[Tool, ...]:
         Tool(ASK, "Ask the user.", ask, tuple(ask)),
         Tool(REFUSE, "Refuse it.", refuse, tuple(refuse)),
     )
-
-
-THINGS = 3
-MOST_AMOUNT = 20
-ANSWER = "done"
 
 
 def draw_task(rng: random.Random) -> Task:

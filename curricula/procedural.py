@@ -18,6 +18,11 @@ from engines.types import Demonstration, Environment, Json, Message, Problem, Sp
 from infra.errors import InputError
 from infra.hooks import did_you_mean
 
+MAX_DRAWS = 2_000
+"""draws from one family for one position before the family counts as exhausted"""
+_LOOKED_AT = 64
+"""drafts of a family without a flaw before it counts as one that has none"""
+
 
 def check_levels(levels: Sequence[str], allowed: Collection[str]) -> tuple[str, ...]:
     """The chosen levels; raises `InputError` for none, an unknown or a repeated one."""
@@ -56,12 +61,6 @@ def check_count(option: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"`{option}` must be a whole number of at least 1, not {value!r}.")
     return value
-
-
-MAX_DRAWS = 2_000
-"""draws from one family for one position before the family counts as exhausted"""
-_LOOKED_AT = 64
-"""drafts of a family without a flaw before it counts as one that has none"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,17 @@ PHRASES: tuple[str, ...] = (
     *COUNTED_LETTERS,
 )
 """Strings that deserve one token each, added to a tokenizer as plain and not special tokens."""
+DROP_SHARE = 0.25
+"""of all slips; the others replace"""
+_TOKEN = re.compile(r"\\boxed\{[^}]*\}|[A-Za-z]+|\d|.", re.DOTALL)
+_BOX_START = len("\\boxed{")
+_CLASSES: tuple[Sequence[str], ...] = (
+    LEXICON,
+    string.digits,
+    COUNTED_LETTERS,
+    tuple(" +-*=<>,.!?:_"),
+)
+_CLASS_OF = {token: members for members in _CLASSES for token in members}
 
 
 def _by_first_letter() -> Mapping[str, Sequence[str]]:
@@ -58,20 +69,6 @@ def _by_first_letter() -> Mapping[str, Sequence[str]]:
 
 
 WORDS_BY_LETTER: Mapping[str, Sequence[str]] = _by_first_letter()
-
-
-DROP_SHARE = 0.25
-"""of all slips; the others replace"""
-
-_TOKEN = re.compile(r"\\boxed\{[^}]*\}|[A-Za-z]+|\d|.", re.DOTALL)
-_BOX_START = len("\\boxed{")
-_CLASSES: tuple[Sequence[str], ...] = (
-    LEXICON,
-    string.digits,
-    COUNTED_LETTERS,
-    tuple(" +-*=<>,.!?:_"),
-)
-_CLASS_OF = {token: members for members in _CLASSES for token in members}
 
 
 @dataclass(frozen=True, slots=True)

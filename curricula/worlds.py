@@ -35,6 +35,20 @@ NOTHING = "no"
 TITLE_WEIGHT, BODY_WEIGHT = 10.0, 1.0
 """BM25 weights: a document about `ant` beats one that only mentions it"""
 _TERM = re.compile(r"\w+")
+SEARCH = Tool("search", "Facts about the entity that fits best.", {"q": "string"}, ("q",))
+PYTHON = Tool("python", "What a Python program prints.", {"code": "string"}, ("code",))
+PYTHON_LIMITS = Limits(seconds=5.0, cpu_seconds=2, output=512)
+CONCURRENT_PROGRAMS = 4
+_PROGRAMS = threading.BoundedSemaphore(CONCURRENT_PROGRAMS)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "any": (object,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,23 +164,6 @@ def world_of(problem: Problem) -> World:
     """The world that a problem belongs to."""
     reference: Any = problem.reference
     return tuple(Entity(name, text) for name, text in reference["world"])
-
-
-SEARCH = Tool("search", "Facts about the entity that fits best.", {"q": "string"}, ("q",))
-PYTHON = Tool("python", "What a Python program prints.", {"code": "string"}, ("code",))
-PYTHON_LIMITS = Limits(seconds=5.0, cpu_seconds=2, output=512)
-CONCURRENT_PROGRAMS = 4
-_PROGRAMS = threading.BoundedSemaphore(CONCURRENT_PROGRAMS)
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int,),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "any": (object,),
-}
 
 
 def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TEMPLATE_TOKENS = 1024
 """most that a chat template adds to a prompt, whose tokens are no more than its bytes"""
+_ROLES = ("system", "user", "assistant", "tool")
+_JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object")
 
 
 @runtime_checkable
@@ -120,10 +122,6 @@ def _asked(what: str, ask: Callable[[], Sequence[T]], kind: type[T]) -> list[T]:
             f"{what}: gave {type(wrong[0]).__name__} where engines.types.{kind.__name__} is wanted"
         )
     return given
-
-
-_ROLES = ("system", "user", "assistant", "tool")
-_JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object")
 
 
 def problem_fault(problem: Problem) -> str:

@@ -30,6 +30,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 EQUAL_WITHIN = 1e-9  # rewards that differ by no more are equal: sums are rounded
 VETOED, DISAGREEMENT = "vetoed", "disagreement"
 """in a breakdown: 1 where a `veto` failed; under `NAME/`, standard deviation of votes or models"""
+Split: TypeAlias = Literal["sft", "rl", "distill", "heldout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +375,6 @@ class RowCurriculum(Curriculum, Protocol):
     def examples(self, count: int, seed: int) -> Sequence[Demonstration]:
         """At most `count` solved problems of any split, to look at; none where rows show none."""
         ...
-
-
-Split: TypeAlias = Literal["sft", "rl", "distill", "heldout"]
 
 
 @dataclass(frozen=True, slots=True)

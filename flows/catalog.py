@@ -17,6 +17,8 @@ from flows.running.chosen_stages import chosen_of, narrowed, needed_by
 from infra.errors import InputError
 from tasks.replay.spec import ROLLOUTS, ReplaySpec
 
+FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate", "replay")
+
 
 def plan_replay(plan: Sequence[PlannedStage], name: str) -> list[PlannedStage]:
     """The stage `name` of a plan with all that it is made from, which is cached after a run, and
@@ -39,9 +41,6 @@ def plan_replay(plan: Sequence[PlannedStage], name: str) -> list[PlannedStage]:
     needed = needed_by([name], stages)
     made = [replace(stage, again=False) for stage in plan if stage.name in needed]
     return [*made, repeated]
-
-
-FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate", "replay")
 
 
 def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:

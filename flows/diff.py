@@ -23,6 +23,9 @@ from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from tasks.durable.stage_identity import StageIdentity
 
+POST_TRAIN = "post-train"
+State = Literal["cached", "again", "new", "gone"]
+
 
 class _Missing:
     """A field that one of the two trees does not have."""
@@ -75,9 +78,6 @@ def _are_by_place(before: Sequence[Any], after: Sequence[Any]) -> bool:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is MISSING or value is None else f"{value!r:.60}"
-
-
-POST_TRAIN = "post-train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,6 @@ def _present(recipe: Recipe, plan: Sequence[PlannedStage]) -> dict[str, StageIde
 
 def _settings(recipe: Recipe, flow: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"flow": flow, "arguments": dict(arguments), **recipe.model_dump(mode="json")}
-
-
-State = Literal["cached", "again", "new", "gone"]
 
 
 class Setting(Config):

@@ -29,6 +29,16 @@ from tasks.sft.spec import SftSpec
 from tasks.stage import StageResources, StageSpec, admitted_role
 from tasks.stage_kinds import is_own, spec_of
 
+MODEL = "model-"
+"""what the names of stages that import a model to be compared begin with"""
+ROLE = "role-"
+"""what the names of stages that import a model which rewards ask begin with"""
+TEACHER = "teacher-"
+"""what the names of stages that import a teacher, by its domain, begin with"""
+BASE, EVALUATE, LM_EVAL = "base", "evaluate", "lm-eval"
+SCORING = (EVALUATE, LM_EVAL)
+"""stages that score every model, and that nothing follows"""
+
 
 @dataclass(slots=True)
 class Walk:
@@ -129,17 +139,6 @@ class Walk:
             if spec.fleet is None:  # it asked no model, so what it says holds for every one
                 self._fit = self._admitted
         return ""
-
-
-MODEL = "model-"
-"""what the names of stages that import a model to be compared begin with"""
-ROLE = "role-"
-"""what the names of stages that import a model which rewards ask begin with"""
-TEACHER = "teacher-"
-"""what the names of stages that import a teacher, by its domain, begin with"""
-BASE, EVALUATE, LM_EVAL = "base", "evaluate", "lm-eval"
-SCORING = (EVALUATE, LM_EVAL)
-"""stages that score every model, and that nothing follows"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,12 @@ from tasks.evaluate.score_statistics import interval, judged_in_both, mean
 from tasks.stage import StageSpec
 
 UNIFIED = "unified"
+FLOW = "distill-rounds"
+DERIVED = ("after",)
+"""arguments that a run of it has on record and nobody writes"""
+CHOOSE, DISTILL = ("admit", "screen"), "distill"
+_BETTER = {"sure": "surely better", "higher": "better"}
+"""by `rounds.promote`"""
 
 
 def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
@@ -94,12 +100,6 @@ def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStag
     everywhere = [domain.name for domain in recipe.domains]
     plan.evaluate(imported, dict.fromkeys(models, everywhere), recipe.domains)
     return plan.stages
-
-
-FLOW = "distill-rounds"
-DERIVED = ("after",)
-"""arguments that a run of it has on record and nobody writes"""
-CHOOSE, DISTILL = ("admit", "screen"), "distill"
 
 
 def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
@@ -210,10 +210,6 @@ def _specs(recipe: Recipe, expert: str, rounds: int) -> dict[str, StageSpec]:
     """What the stages up to a round are made of; each reads the ones before it."""
     planned = plan_distill_rounds(recipe, expert, rounds)
     return {stage.name: stage.spec for stage in planned if stage.expert or not stage.inputs}
-
-
-_BETTER = {"sure": "surely better", "higher": "better"}
-"""by `rounds.promote`"""
 
 
 class Round(Config):

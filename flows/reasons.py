@@ -23,6 +23,14 @@ from infra.store.manifest import Manifest
 from infra.user_files import InstalledFiles
 from tasks.durable.stage_identity import StageIdentity, stage_identity
 
+RUNS = 10
+"""how many runs are looked at, newest first"""
+DELETED = "its artifact was deleted"
+LOST = "what was made of it before is in the store no more"
+Part = Literal["setting", "code", "data", "input"]
+_FILES_NAMED = 3
+_MISSING = object()
+
 
 def planned_identities(
     plan: Iterable[PlannedStage],
@@ -44,15 +52,6 @@ def planned_identities(
         digests[stage.name] = found[stage.name].digest
     keep_definitions()
     return found
-
-
-RUNS = 10
-"""how many runs are looked at, newest first"""
-DELETED = "its artifact was deleted"
-LOST = "what was made of it before is in the store no more"
-Part = Literal["setting", "code", "data", "input"]
-_FILES_NAMED = 3
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,12 @@ from tasks.evaluate.spec import EvaluateSettings
 from tasks.lm_eval.spec import LmEvalSettings
 from tasks.stage import Resources
 
+Json = dict[str, Any]
+RESERVED = ("base", "unified", "evaluate", "lm-eval", "model")
+"""names of stages and of inputs"""
+NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
+"""what names of recipes and runs look like: they become folders, pages and stages"""
+
 
 class RoundsSettings(Config):
     """How `distill-rounds` goes on: which round becomes `@best`, how rounds get harder, and when a
@@ -45,8 +51,6 @@ class RoundsSettings(Config):
 _EXPERT = ("sft", "rl", "rounds", "round_options")
 _UNIFIED = ("sft", "opd", "rl")
 _RECIPE = ("distill", "unify")
-
-Json = dict[str, Any]
 
 
 def old_form_problem(data: Any) -> str | None:
@@ -138,12 +142,6 @@ def _on_lines(entry: Any) -> Any:
         return entry
     stage = cast("Json", entry)
     return {key: _Line(value) if isinstance(value, dict) else value for key, value in stage.items()}
-
-
-RESERVED = ("base", "unified", "evaluate", "lm-eval", "model")
-"""names of stages and of inputs"""
-NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
-"""what names of recipes and runs look like: they become folders, pages and stages"""
 
 
 class Expert(Config):

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+ASK, REFUSE = "ask", "refuse"
+OPTIONAL: Mapping[str, object] = {"fast": False}
+"""arguments that may be left out, with what they are then"""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -35,9 +39,6 @@ def is_same_value(one: Any, other: Any) -> bool:
 
 DAYS = {"days": 1, "weeks": 7}
 """in a unit of time"""
-ASK, REFUSE = "ask", "refuse"
-OPTIONAL: Mapping[str, object] = {"fast": False}
-"""arguments that may be left out, with what they are then"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ PerStep = Annotated[int, Field(gt=0, le=10**6)]
 """samples of one optimizer step"""
 Count = Annotated[int, Field(gt=0, le=10**8)]
 """problems, demonstrations or tokens"""
+_LARGEST_RATIO = 1e6
+"""of two weights of a mix"""
 
 
 def _stays_below(path: str) -> str:
@@ -56,9 +58,6 @@ def _is_one_name(name: str) -> str:
 
 FileName = Annotated[str, AfterValidator(_is_one_name)]
 """what files are called by: whoever gave it can name none in another folder"""
-
-_LARGEST_RATIO = 1e6
-"""of two weights of a mix"""
 
 
 def one_or_more(written: Any) -> Any:

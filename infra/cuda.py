@@ -25,6 +25,14 @@ _NCCL = ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's own variable, and its older name, which it reads where the other is not set"""
 _EXACT_PINNED = "pinned_max_round_threshold_mb:1"
+COMPILE_S = 120.0
+"""what compiling the smallest kernel may take on a crowded machine"""
+_SYSTEM = Path("/usr/local/cuda")
+_KERNEL = """
+#include <cuda_runtime.h>
+__global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }
+extern "C" int run(float* x) { add_one<<<1, 32>>>(x); return (int)cudaGetLastError(); }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +140,6 @@ def torch_build() -> TorchBuild:
     import torch
 
     return TorchBuild(torch.__version__, torch.version.cuda, torch.cuda.is_available())
-
-
-COMPILE_S = 120.0
-"""what compiling the smallest kernel may take on a crowded machine"""
-_SYSTEM = Path("/usr/local/cuda")
-_KERNEL = """
-#include <cuda_runtime.h>
-__global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }
-extern "C" int run(float* x) { add_one<<<1, 32>>>(x); return (int)cudaGetLastError(); }
-"""
 
 
 def packaged_toolkit() -> Path | None:

@@ -50,6 +50,19 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
+PATH = "/login/"
+"""in front of a code, then comes the page's own path"""
+LINK_SECONDS = 12 * 3600.0
+"""how long a link that nobody opened works"""
+_MOST_LINKS = 200
+"""the oldest ones end before: whoever asks for the status each second makes many"""
+COOKIE_SECONDS = 30 * 24 * 3600
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED, _LISTENS = "01", "0A"
+"""of a connection that its maker closed, the kernel no longer says the user"""
+_MAPPED = "0" * 16 + "FFFF0000"
+"""in front of an IPv4 address in the table of IPv6, in the order in which this machine writes it"""
+_ROOT = 0
 
 
 class Guard:
@@ -234,15 +247,6 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
-PATH = "/login/"
-"""in front of a code, then comes the page's own path"""
-LINK_SECONDS = 12 * 3600.0
-"""how long a link that nobody opened works"""
-_MOST_LINKS = 200
-"""the oldest ones end before: whoever asks for the status each second makes many"""
-COOKIE_SECONDS = 30 * 24 * 3600
-
-
 def login_link(url: str) -> str:
     """The page at `url`, for a browser that does not know the key: once, and for twelve hours."""
     folder = home() / "logins"
@@ -304,14 +308,6 @@ def _session(key: str, address: str) -> str:
 
 def _digest(code: str) -> str:
     return hashlib.sha256(code.encode()).hexdigest()
-
-
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED, _LISTENS = "01", "0A"
-"""of a connection that its maker closed, the kernel no longer says the user"""
-_MAPPED = "0" * 16 + "FFFF0000"
-"""in front of an IPv4 address in the table of IPv6, in the order in which this machine writes it"""
-_ROOT = 0
 
 
 def may_be_our_user(client: tuple[str, int], server: tuple[str, int]) -> bool:

@@ -27,6 +27,12 @@ JOINED_HOME_VARIABLE = "TRIBUTARY_JOINED_HOME"
 """the home on a host that joined another one's stack: set there only, it stands above what a job's
 environment, which is made on the head, says"""
 _OURS = re.compile(r"tributary-[0-9a-f]{8}(-\d+)?")
+_MOST_SHARE = 0.9
+"""of the free bytes of a disk that one thing from elsewhere may fill"""
+_BLOCK = 4 << 20
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_KEY = "checksum"
 
 
 def home() -> Path:
@@ -88,13 +94,6 @@ def _temporary_base() -> Path:
         if _OURS.fullmatch(inner.name):
             return inner.parent
     return folder
-
-
-_MOST_SHARE = 0.9
-"""of the free bytes of a disk that one thing from elsewhere may fill"""
-_BLOCK = 4 << 20
-_OTHERS = 0o077
-_OTHERS_WRITE = 0o022
 
 
 def own_folder(path: Path) -> Path:
@@ -239,9 +238,6 @@ def _publish(draft: Path, target: Path, exists: bool) -> None:
         raise InputError(
             f"{target} changed while it was written: {error}; give another folder"
         ) from error
-
-
-_KEY = "checksum"
 
 
 def seal(text: str) -> bytes:

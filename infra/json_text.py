@@ -18,6 +18,31 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 import orjson
 
+_DIGITS = 15
+"""of a float: more than these are rounding, as in 0.30000000000000004"""
+ParameterKind: TypeAlias = Literal[
+    "string", "number", "integer", "boolean", "array", "object", "any"
+]
+_KINDS: Mapping[str, ParameterKind] = {
+    "string": "string",
+    "number": "number",
+    "integer": "integer",
+    "boolean": "boolean",
+    "array": "array",
+    "object": "object",
+}
+_SHORT = {*_KINDS, "str", "int", "float", "bool", "list", "dict", "any"}
+"""how a type is written without a schema"""
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+"""what holds a schema for each name"""
+_ELSEWHERE = ("allOf", "anyOf", "oneOf", "$ref")
+"""what may name parameters in a place where nothing here looks for them"""
+_OF_VALUES = ("default", "const", "enum", "examples", "example")
+"""what holds values, of which null is one"""
+_OF_SCHEMAS = {*_OF_NAMES, *_ELSEWHERE, "additionalProperties", "items", "not", "if"}
+_DEEPEST = 64
+"""a schema that is nested deeper is kept as it is"""
+
 
 class DuplicateKey(ValueError):
     """An object has a key twice, so it does not say which value counts."""
@@ -166,10 +191,6 @@ def writable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-_DIGITS = 15
-"""of a float: more than these are rounding, as in 0.30000000000000004"""
-
-
 _REASON = 2000
 
 
@@ -231,30 +252,6 @@ def value_text(value: str | float | bool | None) -> str:
     if value.is_integer() and abs(value) < 10**_DIGITS:
         return str(int(value))
     return f"{value:.{_DIGITS}g}"
-
-
-ParameterKind: TypeAlias = Literal[
-    "string", "number", "integer", "boolean", "array", "object", "any"
-]
-_KINDS: Mapping[str, ParameterKind] = {
-    "string": "string",
-    "number": "number",
-    "integer": "integer",
-    "boolean": "boolean",
-    "array": "array",
-    "object": "object",
-}
-_SHORT = {*_KINDS, "str", "int", "float", "bool", "list", "dict", "any"}
-"""how a type is written without a schema"""
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
-"""what holds a schema for each name"""
-_ELSEWHERE = ("allOf", "anyOf", "oneOf", "$ref")
-"""what may name parameters in a place where nothing here looks for them"""
-_OF_VALUES = ("default", "const", "enum", "examples", "example")
-"""what holds values, of which null is one"""
-_OF_SCHEMAS = {*_OF_NAMES, *_ELSEWHERE, "additionalProperties", "items", "not", "if"}
-_DEEPEST = 64
-"""a schema that is nested deeper is kept as it is"""
 
 
 def parameters_of(schema: Any) -> tuple[dict[str, ParameterKind], tuple[str, ...]]:

@@ -22,6 +22,23 @@ MOST_TEXT = 200_000
 """characters of one file after an edit"""
 MOST_LINES = 20
 """that a search shows"""
+LIMITS = Limits(seconds=10.0, cpu_seconds=4, disk=4 << 20, output=64_000)
+WARM = 2
+AT_ONCE = 8
+MOST_TOLD = 1_000
+"""characters of a report"""
+CALLER = """
+import importlib, json, os, sys
+calls, answers = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for module, function, arguments in calls:
+    try:
+        value = getattr(importlib.import_module(module), function)(*arguments)
+        text = json.dumps({"value": value}, sort_keys=True)
+    except Exception as error:
+        text = json.dumps({"error": type(error).__name__})
+    print(text, file=answers, flush=True)
+"""
 
 
 class EditRefused(Exception):
@@ -63,11 +80,6 @@ def edited(files: Files, protected: Collection[str], path: str, old: str, new: s
     return {**files, path: text}
 
 
-LIMITS = Limits(seconds=10.0, cpu_seconds=4, disk=4 << 20, output=64_000)
-WARM = 2
-AT_ONCE = 8
-
-
 def pool(demand: Demand) -> Pool:
     """Raises InputError, when a sandbox is taken, where the machine offers less than `demand`."""
     return _pool_of(os.getpid(), demand)
@@ -79,8 +91,6 @@ def _pool_of(owner: int, demand: Demand) -> Pool:
     return Pool(lambda: process.start(LIMITS, demand=demand), warm=WARM, most=AT_ONCE)
 
 
-MOST_TOLD = 1_000
-"""characters of a report"""
 RUNNER = """
 import importlib, os, traceback
 passed, told = 0, []
@@ -131,20 +141,6 @@ def _told(result: SandboxResult) -> str:
     if result.status == "killed":
         return "error: the tests used too much"
     return result.stdout.strip() or result.stderr.strip() or f"exit code {result.exit_code}"
-
-
-CALLER = """
-import importlib, json, os, sys
-calls, answers = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-for module, function, arguments in calls:
-    try:
-        value = getattr(importlib.import_module(module), function)(*arguments)
-        text = json.dumps({"value": value}, sort_keys=True)
-    except Exception as error:
-        text = json.dumps({"error": type(error).__name__})
-    print(text, file=answers, flush=True)
-"""
 
 
 @dataclass(frozen=True, slots=True)

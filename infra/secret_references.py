@@ -52,6 +52,12 @@ _IN_AN_ADDRESS = (
     " the address, and give it by the environment (AWS_..., AZURE_STORAGE_..., GOOGLE_...), which"
     " `tributary secret BLOCK NAME` keeps in the block that storage.credentials names"
 )
+_WORD = 8
+"""characters of a secret, or of a part of one, that nothing else is"""
+_STORE = "AWS_"
+_SOURCES = ("HF_", "HUGGING_FACE_", "GOOGLE_", "AZURE_")
+_SOURCE = re.compile(r"hf:|(?!https?://|file://)[a-z0-9]+://")
+"""how the name of a model that lies elsewhere begins"""
 
 
 def is_reference(text: str) -> bool:
@@ -128,10 +134,6 @@ def without_secrets(text: str, options: Any) -> str:
     return text
 
 
-_WORD = 8
-"""characters of a secret, or of a part of one, that nothing else is"""
-
-
 def written_secrets(settings: Any) -> Iterator[str]:
     """What stands in settings and looks like a secret, each as `field.path: what to write`. No line
     holds any of it."""
@@ -180,12 +182,6 @@ def texts(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
     elif isinstance(value, list | tuple):
         for index, each in enumerate(cast("list[Any]", value)):
             yield from texts(each, (*at, str(index)))
-
-
-_STORE = "AWS_"
-_SOURCES = ("HF_", "HUGGING_FACE_", "GOOGLE_", "AZURE_")
-_SOURCE = re.compile(r"hf:|(?!https?://|file://)[a-z0-9]+://")
-"""how the name of a model that lies elsewhere begins"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,14 @@ _MARKDOWN = re.compile(
 
 _IN_ADDRESSES = "%/:;,?@&=+$#!~*'-._"
 """what stays as it is in an address behind a link; a bracket or a blank would end it"""
+_HELD = re.compile(
+    r"(\b(?i:[a-z][a-z0-9+.-]{0,40})://[^/\s:@]*:)[^/\s@]+(?=@)"
+    r"|\b((?i:AccountKey|SharedAccessKey|SharedAccessSignature)=)[^;\s\"'`]{8,}"
+    r"|([?&;](?i:sig|signature|x-(?:amz|goog)-(?:signature|security-token|credential))=)"
+    r"[^&;\s\"'`]{8,}"
+    r"|([?&](?i:(?:\w+[_-])?(?:token|key|secret|password|passwd))=)(?!\$)[^&\s\"'`]{8,}"
+)
+"""a password before the host, an account's key or signature, and the like among the parameters"""
 
 
 def shown(text: str) -> str:
@@ -121,16 +129,6 @@ _IN_CELLS = re.compile(r"\\.|[<|]|\\$")
 def _number(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
-
-
-_HELD = re.compile(
-    r"(\b(?i:[a-z][a-z0-9+.-]{0,40})://[^/\s:@]*:)[^/\s@]+(?=@)"
-    r"|\b((?i:AccountKey|SharedAccessKey|SharedAccessSignature)=)[^;\s\"'`]{8,}"
-    r"|([?&;](?i:sig|signature|x-(?:amz|goog)-(?:signature|security-token|credential))=)"
-    r"[^&;\s\"'`]{8,}"
-    r"|([?&](?i:(?:\w+[_-])?(?:token|key|secret|password|passwd))=)(?!\$)[^&\s\"'`]{8,}"
-)
-"""a password before the host, an account's key or signature, and the like among the parameters"""
 
 
 def masked(text: str) -> str:

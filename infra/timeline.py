@@ -41,6 +41,10 @@ _FILE = "timeline.jsonl"
 _EVENT, _POINT = 0, 1
 _LINE = orjson.OPT_APPEND_NEWLINE
 _ZERO = time.time() - time.monotonic()
+TRACE_FILE = "training/trace.json"
+"""of an artifact. Other in every run: it holds times"""
+_ROWS = 1000
+"""most threads of a lane"""
 
 
 def now() -> float:
@@ -209,12 +213,6 @@ def mark(lane: str, name: str, **about: str | int | float | bool) -> None:
     """A moment."""
     if (timeline := _recorded.get()) is not None:
         timeline.add(lane, name, now(), None, about)
-
-
-TRACE_FILE = "training/trace.json"
-"""of an artifact. Other in every run: it holds times"""
-_ROWS = 1000
-"""most threads of a lane"""
 
 
 @dataclass(frozen=True, slots=True)

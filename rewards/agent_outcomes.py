@@ -16,6 +16,9 @@ from rewards.references import reference_of
 from rewards.text import assistant_turns
 from rewards.verdicts import KnownVerdicts
 
+EDIT = "edit"
+"""the tool whose calls are the rollout's work"""
+
 
 class FunctionCalls:
     """1 if the back end ends in the wanted state and no policy was broken; for a problem whose
@@ -87,10 +90,6 @@ class AgentAnswer:
             return Verdict(0.0, parts, f"answered without {', '.join(unused) or 'a tool'}")
         reason = "" if right else f"answered {transcript.answer!r}, not {reference['answer']!r}"
         return Verdict(float(right), parts, reason)
-
-
-EDIT = "edit"
-"""the tool whose calls are the rollout's work"""
 
 
 class RepositoryTests:

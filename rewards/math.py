@@ -39,6 +39,9 @@ MAX_ANSWER = 500
 """characters; a longer answer is wrong unread"""
 _WRITTEN = re.compile(r'\s*[\[{]\s*"')
 """a list or an object as JSON text"""
+START_LIMIT = 120.0
+"""seconds; importing sympy takes one, or many on a loaded machine"""
+WORKER = Path(__file__).parent / "mathematics" / "math_worker.py"
 
 
 class Math:
@@ -104,11 +107,6 @@ def _golds(value: Any) -> list[str]:
             return _golds(json.loads(value))
     text = value_text(value)
     return [", ".join(last_boxed(text)) or text]
-
-
-START_LIMIT = 120.0
-"""seconds; importing sympy takes one, or many on a loaded machine"""
-WORKER = Path(__file__).parent / "mathematics" / "math_worker.py"
 
 
 class TookTooLong(TributaryError):

@@ -30,6 +30,13 @@ _REASONS = 256
 """different ones that are counted"""
 SOLVED = 0.9
 """mean outcome from which equal rewards are no fault: the policy solves the problems"""
+_ENDS = {
+    Status.TRUNCATED: "were cut off at their limit of tokens, turns or context; raise the domain's"
+    " `max_new_tokens` or `max_turns`",
+    Status.MALFORMED: "broke the format of calls or thoughts; give the model a longer cold start,"
+    " or correct the chat template",
+    Status.ABORTED: "were aborted by the engine; look at the logs of its servers",
+}
 
 
 @dataclass(slots=True)
@@ -193,15 +200,6 @@ class Verdicts:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._domains = {name: Judged.of_state(of) for name, of in state.items()}
-
-
-_ENDS = {
-    Status.TRUNCATED: "were cut off at their limit of tokens, turns or context; raise the domain's"
-    " `max_new_tokens` or `max_turns`",
-    Status.MALFORMED: "broke the format of calls or thoughts; give the model a longer cold start,"
-    " or correct the chat template",
-    Status.ABORTED: "were aborted by the engine; look at the logs of its servers",
-}
 
 
 def _are_most(count: int, total: int, many: int) -> bool:

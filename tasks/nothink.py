@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from engines.rollout.evaluator import HeldOut
     from engines.types import Curriculum, Demonstration, Environment, Problem, Split
 
+_TRIED = 16
+"""problems of a domain, of which one at least must ask for a thought"""
+
 
 def _is_a_share(written: Any, *, is_below_one: bool) -> Any:
     shares = list(written.values()) if isinstance(written, dict) else [written]
@@ -50,8 +53,6 @@ RepeatedShare: TypeAlias = Annotated[
     float | dict[str, float], BeforeValidator(partial(_is_a_share, is_below_one=False))
 ]
 """of rows with thoughts that come once more without; likewise"""
-_TRIED = 16
-"""problems of a domain, of which one at least must ask for a thought"""
 
 
 def share_of(share: NothinkShare, domain: str) -> float:

@@ -32,6 +32,11 @@ FEWEST_POINTS = 400
 Point = TypeVar("Point")
 Points: TypeAlias = "list[tuple[int, float]]"
 """step and value, in the order of steps"""
+_MOVED = 1e-6
+"""of what the weights of a tensor are, below which one of 32 bits counts as unchanged: Adam moves
+some that are almost 0 even at a rate of 1e-12"""
+_ROWS = 16
+"""of each tensor, which are compared"""
 
 
 class Series:
@@ -103,11 +108,6 @@ def _stride(step: int) -> int:
 
 _FEW = 0.001
 """share of changed weights below which the model is said to be almost the one before"""
-_MOVED = 1e-6
-"""of what the weights of a tensor are, below which one of 32 bits counts as unchanged: Adam moves
-some that are almost 0 even at a rate of 1e-12"""
-_ROWS = 16
-"""of each tensor, which are compared"""
 
 
 class Updates:

@@ -26,6 +26,8 @@ EDIT = Tool(
 )
 TEST = Tool("test", "Run the tests.", {})
 TOOLS = (LIST, READ, SEARCH, EDIT, TEST)
+PROMPT = "A test fails. Repair the code."
+DONE = "done"
 
 
 def answer(
@@ -93,10 +95,6 @@ class _Repository:
         else:  # takes microseconds: no thread needed
             told, self._files = answer(*given)
         return told
-
-
-PROMPT = "A test fails. Repair the code."
-DONE = "done"
 
 
 def _families(size: Size, checks_again: bool = True) -> tuple[Family, ...]:

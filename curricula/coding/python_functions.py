@@ -35,6 +35,8 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "%": operator.mod,
 }
 _MOST_DRAWS = 500
+SHORT_NAMES: tuple[str, ...] = NAMES[::4]
+"""few, so that copying them is learned soon"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +252,6 @@ def _left_less(a: list[int], n: int) -> int:
     return len(a) - n - 1
 
 
-SHORT_NAMES: tuple[str, ...] = NAMES[::4]
-"""few, so that copying them is learned soon"""
 _SHORT_OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,

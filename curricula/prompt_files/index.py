@@ -60,6 +60,11 @@ SPLITS: tuple[Split, ...] = ("sft", "rl", "distill", "heldout")
 _ORDER = ("heldout", "auto", "train")
 _SHOWN = 5
 """contaminated rows of a source that are named"""
+_FORM = 7
+"""of the folder's files; raise it when they change, or what is read of a row"""
+_UNUSED_S = 30 * 24 * 3600.0
+"""a folder that nobody opened for so long is removed"""
+_ROWS, _PLACES, _COUNTS = "rows.jsonl", "places.npz", "counts.json"
 
 
 @dataclass(slots=True)
@@ -264,13 +269,6 @@ def _line(value: dict[str, Any]) -> bytes:
         raise BadRow(Reason.COLUMNS, f"holds a value that is no JSON: {error}") from None
     except RecursionError:
         raise BadRow(Reason.COLUMNS, "is nested too deeply") from None
-
-
-_FORM = 7
-"""of the folder's files; raise it when they change, or what is read of a row"""
-_UNUSED_S = 30 * 24 * 3600.0
-"""a folder that nobody opened for so long is removed"""
-_ROWS, _PLACES, _COUNTS = "rows.jsonl", "places.npz", "counts.json"
 
 
 class RowIndex:

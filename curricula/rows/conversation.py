@@ -26,6 +26,8 @@ _OPENS_TURN = re.compile(
     re.MULTILINE,
 )
 """with which templates of some models open a turn"""
+Layout: TypeAlias = Literal["auto", "openai", "sharegpt"]
+"""auto: what the messages of a row look like"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,6 @@ def _fault_of_order(messages: Sequence[Message]) -> str:
         if role == "system" and at > 0:
             return f"messages[{at}]: a system message comes first or not at all"
     return ""
-
-
-Layout: TypeAlias = Literal["auto", "openai", "sharegpt"]
-"""auto: what the messages of a row look like"""
 
 
 class Columns(Config):

@@ -64,6 +64,10 @@ PROMPTS_READ = (
 )
 
 _OF_TOKENS = {"id", "ids", "token", "label"}
+_VERDICTS = (
+    "true", "false", "0", "1", "-1", "good", "bad", "yes", "no", "right", "wrong", "correct",
+    "incorrect", "chosen", "rejected", "accepted", "preferred", "desirable", "undesirable",
+)  # fmt: skip
 
 
 def nearest_layout(values: Mapping[str, Any]) -> str:
@@ -176,12 +180,6 @@ def _is_talk(value: Any) -> bool:
         return False
     first = cast("dict[str, Any]", value[0])
     return bool(first.keys() & {"role", "from"})
-
-
-_VERDICTS = (
-    "true", "false", "0", "1", "-1", "good", "bad", "yes", "no", "right", "wrong", "correct",
-    "incorrect", "chosen", "rejected", "accepted", "preferred", "desirable", "undesirable",
-)  # fmt: skip
 
 
 @shallow

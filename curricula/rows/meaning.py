@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 from curricula.rows.fields import Fields
 from infra.data_files.rows import BadRow, Reason
 
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_STATED = ("eos", "eot", "eom", "end", "endofturn", "endofsequence")
+"""words under which true is what happens anyway; under the others it is false"""
+
 
 class _Names(NamedTuple):
     """A name has one of the words, in any case and number, and beside it nothing but words and
@@ -101,9 +105,6 @@ class Meaning(Enum):
     )
 
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_STATED = ("eos", "eot", "eom", "end", "endofturn", "endofsequence")
-"""words under which true is what happens anyway; under the others it is false"""
 SEEN = (Meaning.MEDIA, Meaning.SWITCH, Meaning.TOOLS)
 """meanings that change what a model is asked"""
 LEARNED = (Meaning.LOSS, Meaning.END)

@@ -38,6 +38,17 @@ from engines.types import Message, Tool
 from infra.config import Config
 from infra.data_files.rows import BadRow, Reason
 
+_SCORED = tuple(
+    names
+    for word in ("score", "rating", "reward")
+    for sign in "_-"
+    for names in (
+        (f"{word}{sign}chosen", f"{word}{sign}rejected"),
+        (f"chosen{sign}{word}", f"rejected{sign}{word}"),
+    )
+)
+"""what a pair's answers are worth, e.g. `score_chosen` and `score_rejected`"""
+
 
 class PairColumns(Config):
     """Names of the columns. A row that lacks a column named here is a bad row."""
@@ -163,16 +174,6 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     return Judged(tuple(made), pairs, None, worth, has_scores, has_margin)
 
 
-_SCORED = tuple(
-    names
-    for word in ("score", "rating", "reward")
-    for sign in "_-"
-    for names in (
-        (f"{word}{sign}chosen", f"{word}{sign}rejected"),
-        (f"chosen{sign}{word}", f"rejected{sign}{word}"),
-    )
-)
-"""what a pair's answers are worth, e.g. `score_chosen` and `score_rejected`"""
 _LISTS = ("responses", "completions", "answers")
 _TEXTS = ("response", "answer", "completion", "output", "text")
 _SCORES = ("score", "overall_score", "rating")

@@ -26,6 +26,8 @@ _KINDS: Mapping[type, str] = {
     dict: "an object", list: "a list", str: "a text", bool: "a truth value",
     int: "a number", float: "a number", type(None): "null",
 }  # fmt: skip
+_HARMLESS = ("cache_control", "annotations", "id", "index", "logprobs", "citations")
+"""what a part of text has beside it, and what changes nothing here"""
 
 
 def shallow(read: Callable[P, T]) -> Callable[P, T]:
@@ -120,10 +122,6 @@ def thought_in(part: Mapping[str, Any], where: str) -> str:
     if unread := [n for n, v in part.items() if n not in known and v not in (None, [], {})]:
         raise BadRow(Reason.MESSAGES, f"{where}: a part has `{unread[0]}`, which is not read")
     return text_of(part["thinking"], where)
-
-
-_HARMLESS = ("cache_control", "annotations", "id", "index", "logprobs", "citations")
-"""what a part of text has beside it, and what changes nothing here"""
 
 
 def checked_text(text: str, where: str) -> str:

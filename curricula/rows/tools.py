@@ -19,6 +19,20 @@ from infra.json_text import schema_fault, schema_without_nulls
 _SCHEMAS = ("parameters", "input_schema")
 _ARGUMENTS = ("parameters", "input", "args", "kwargs", "params")
 """other names for what is called with, of which none is read"""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
+"""names that are read"""
+_SWITCHES = ("enable_thinking", "thinking_enabled", "use_thinking", "think")
+"""beside these, names of what turns thinking on where it is true"""
+_LIKE_A_THOUGHT = re.compile(
+    r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)|tool_plan"
+    r"|derivation",
+    re.IGNORECASE,
+)
+_ABOUT_A_THOUGHT = re.compile(
+    r"token|effort|budget|time|duration|second|length|count|enable|mode|level|type|format|signature"
+    r"|model|score|_id$|_ms$|^is_|^has_",
+    re.IGNORECASE,
+)
 
 
 class Call(NamedTuple):
@@ -132,22 +146,6 @@ def _id(call: Fields) -> str:
     its_id = call.get("id")
     call.get("type")
     return "" if its_id is None else str(its_id)
-
-
-THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
-"""names that are read"""
-_SWITCHES = ("enable_thinking", "thinking_enabled", "use_thinking", "think")
-"""beside these, names of what turns thinking on where it is true"""
-_LIKE_A_THOUGHT = re.compile(
-    r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)|tool_plan"
-    r"|derivation",
-    re.IGNORECASE,
-)
-_ABOUT_A_THOUGHT = re.compile(
-    r"token|effort|budget|time|duration|second|length|count|enable|mode|level|type|format|signature"
-    r"|model|score|_id$|_ms$|^is_|^has_",
-    re.IGNORECASE,
-)
 
 
 def refuse_other_thoughts(row: Fields, where: str, reason: Reason, out: str) -> None:

@@ -47,6 +47,20 @@ _START_S, _END_S = 30.0, 10.0
 _BACKLOG = 1024
 _IDLE_S = 3600
 """that a connection may be idle: an agent's tools take their time between two turns"""
+_COUNTED = Messages()
+FORMATS: tuple[WireFormat, ...] = (ChatCompletions(), Responses(), _COUNTED)
+COUNT_PATH = "/v1/messages/count_tokens"
+_BY_PATH = "/sessions/{key}"
+_KEY = re.compile(r"(?i:bearer) +(\S+)")
+_JSON = {"content-type": "application/json"}
+_SCHEMAS = "#/components/schemas/{model}"
+_ERRORS = {
+    "400": "the request cannot be answered, or the session is over",
+    "401": "the key names no open session",
+    "413": "the request is too large",
+    "429": "too many requests of the session at the same time",
+    "503": "the engine does not answer",
+}
 
 
 class GatewayServer:
@@ -97,13 +111,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-_COUNTED = Messages()
-FORMATS: tuple[WireFormat, ...] = (ChatCompletions(), Responses(), _COUNTED)
-COUNT_PATH = "/v1/messages/count_tokens"
-_BY_PATH = "/sessions/{key}"
-_KEY = re.compile(r"(?i:bearer) +(\S+)")
 
 
 class Gateway:
@@ -185,9 +192,6 @@ class _Endpoint:
         await self._answer(HttpRequest(scope, receive), send)
 
 
-_JSON = {"content-type": "application/json"}
-
-
 def _posted(path: str, endpoint: _Endpoint) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
@@ -246,16 +250,6 @@ async def shared_gateway() -> AsyncGenerator[tuple[Gateway, str]]:
         if not shared.users:
             del _SHARED[loop]
             await shared.server.close()
-
-
-_SCHEMAS = "#/components/schemas/{model}"
-_ERRORS = {
-    "400": "the request cannot be answered, or the session is over",
-    "401": "the key names no open session",
-    "413": "the request is too large",
-    "429": "too many requests of the session at the same time",
-    "503": "the engine does not answer",
-}
 
 
 def openapi(formats: Sequence[WireFormat], count_path: str) -> dict[str, Any]:

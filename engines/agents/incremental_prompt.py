@@ -16,6 +16,11 @@ from infra.shown_text import normal_form
 if TYPE_CHECKING:
     from engines.agents.trajectory import Turn
 
+_EXACT = 2**53
+"""whole numbers up to this are told apart by everybody who reads JSON"""
+Meaning: TypeAlias = tuple[str, str, tuple[tuple[str, bytes], ...]]
+"""role, normal text, and the calls: name and arguments as canonical JSON"""
+
 
 def appended_ids(
     chat: ChatFormat, problem: Problem, turn: Turn, messages: Sequence[Message]
@@ -46,12 +51,6 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[list[Message], Mes
             yield context, message
             context = []
     yield context, None
-
-
-_EXACT = 2**53
-"""whole numbers up to this are told apart by everybody who reads JSON"""
-Meaning: TypeAlias = tuple[str, str, tuple[tuple[str, bytes], ...]]
-"""role, normal text, and the calls: name and arguments as canonical JSON"""
 
 
 class Drift(StrEnum):

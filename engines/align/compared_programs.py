@@ -59,6 +59,10 @@ _WHOLE_PASSES: Mapping[str, Any] = {
     "chunked_prefill_size": -1, "disable_radix_cache": True, "disable_cuda_graph": True,
 }  # fmt: skip
 """options of a server that computes a sequence at once and as Python says, so that all is heard"""
+BOUNDS: Mapping[str, float] = {"fp32": 1e-4, "bf16": 0.1}
+"""relative differences that come of the order of sums in this type"""
+_SHOWN = 3
+"""tokens whose experts are told"""
 
 
 def run_all(
@@ -144,12 +148,6 @@ def run_transformers(
     with torch.no_grad(), listening(network, AS_STORED, shape.num_layers) as seen:
         logits = network(given).logits
     return recorded(seen, AS_STORED, shape, logits[0, -1].cpu(), len(tokens))
-
-
-BOUNDS: Mapping[str, float] = {"fp32": 1e-4, "bf16": 0.1}
-"""relative differences that come of the order of sums in this type"""
-_SHOWN = 3
-"""tokens whose experts are told"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ HINTS: Mapping[str, str] = {
     "mlp": "all of the feed-forward, or of the experts",
     LAYER: "with the residual: the norm behind the feed-forward, or the sum",
 }
+Recorded: TypeAlias = "dict[tuple[int | None, str], Tensor]"
+"""by layer (None: outside of all) and point"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,6 @@ class Seen:
 
     given: Sequence[Tensor]
     made: Sequence[Tensor]
-
-
-Recorded: TypeAlias = "dict[tuple[int | None, str], Tensor]"
-"""by layer (None: outside of all) and point"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,16 @@ from infra.errors import InputError
 SWITCHES = ("enable_thinking", "thinking")
 """variables with which templates turn thoughts on and off (DeepSeek-V3.1 and Granite: the second)
 """
+_AT_ENDS = ("startswith", "endswith")
+_LONGEST = 256 << 10
+"""characters of a template; those of known models have up to 50,000"""
+_LONGEST_REASON = 1000
+_WIDEST_INDENT = 16
+DATE = date(2024, 7, 26)
+"""the day that every template is told; Llama 3.2's own, where it is told none"""
+START, END = "\ue000", "\ue001"
+"""around what the assistant writes; characters that no text should have"""
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
 
 
 class ChatTemplate:
@@ -129,9 +139,6 @@ class Literals(NamedTuple):
     """with which it asks whether a text begins or ends"""
 
 
-_AT_ENDS = ("startswith", "endswith")
-
-
 def _texts_in(tree: nodes.Node) -> list[str]:
     found = [constant.value for constant in tree.find_all(nodes.Const)]
     return [value for value in found if isinstance(value, str)]
@@ -142,17 +149,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TemplateSyntaxError):
         told = f"line {error.lineno}: {error.message}"
     return told if len(told) <= _LONGEST_REASON else told[:_LONGEST_REASON] + " ..."
-
-
-_LONGEST = 256 << 10
-"""characters of a template; those of known models have up to 50,000"""
-_LONGEST_REASON = 1000
-_WIDEST_INDENT = 16
-DATE = date(2024, 7, 26)
-"""the day that every template is told; Llama 3.2's own, where it is told none"""
-START, END = "\ue000", "\ue001"
-"""around what the assistant writes; characters that no text should have"""
-_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ LEFT_OUT = ("pprint", "random", "striptags", "urlencode", "urlize", "wordwrap", 
 text each time, and no model's template needs them"""
 _LONG = 1 << 16
 """characters or items of a value, with which a call is looked at by the clock at once"""
+_is_together: ContextVar[bool] = ContextVar("is_together", default=False)
 
 
 @dataclass(slots=True)
@@ -101,7 +102,6 @@ class _Spent:
 
 
 _spent: ContextVar[_Spent] = ContextVar("spent")
-_is_together: ContextVar[bool] = ContextVar("is_together", default=False)
 
 
 @contextmanager

@@ -37,6 +37,22 @@ from engines.types import Message, Tool
 from infra.errors import InputError
 
 _SHOWN = 40
+_SPECIAL = ("<", "\ue000", "\ue001", "/no", "/think")
+_SLOT = re.compile(r"Zq(\d+)qZ")
+_PROBES = (
+    "7",
+    "Two words, and\nanother line:\n\n- \u00fcber \u4e2d\u6587 \U0001f600",
+    "{{ x }} {% y %} \"quoted\" 'single' \\n $a^2$ [0] #",
+    "a long text " * 2000 + "end",
+)
+_SPACES = (
+    *("\t", "\r", "\r\n", "\n\n\n", "  ", " \n", "\n ", "\v", "\f", "\x1c", "\x85"),
+    *("\xa0", "\u2028", "\u200b", "\ufeff", "&"),
+)
+"""that a template may change without naming them, e.g. where it takes a text apart into lines"""
+_Shape: TypeAlias = tuple[tuple[str, str], ...]
+_Filling: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+"""literals, and the messages whose texts stand between them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,22 +214,6 @@ def _check_complete(pieces: Pieces, at: int, turn: Message, said: str) -> None:
 
 _SHAPES = 1024
 """that are kept"""
-_SPECIAL = ("<", "\ue000", "\ue001", "/no", "/think")
-_SLOT = re.compile(r"Zq(\d+)qZ")
-_PROBES = (
-    "7",
-    "Two words, and\nanother line:\n\n- \u00fcber \u4e2d\u6587 \U0001f600",
-    "{{ x }} {% y %} \"quoted\" 'single' \\n $a^2$ [0] #",
-    "a long text " * 2000 + "end",
-)
-_SPACES = (
-    *("\t", "\r", "\r\n", "\n\n\n", "  ", " \n", "\n ", "\v", "\f", "\x1c", "\x85"),
-    *("\xa0", "\u2028", "\u200b", "\ufeff", "&"),
-)
-"""that a template may change without naming them, e.g. where it takes a text apart into lines"""
-_Shape: TypeAlias = tuple[tuple[str, str], ...]
-_Filling: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
-"""literals, and the messages whose texts stand between them"""
 Cut: TypeAlias = Callable[[Sequence[Message]], TrainingText]
 
 

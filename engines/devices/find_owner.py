@@ -26,6 +26,11 @@ _NAMED = re.compile(
     rb"|[\"']([a-z]\w*(?:\.\w+)+)(?::\w+)?[\"']",
     re.MULTILINE,
 )
+_PREFIX = "device-owner-"
+_HUNG_S = 30.0
+"""what a living owner may take to answer; it only keeps books"""
+_END_S = 15.0
+_log = logging.getLogger(__name__)
 
 
 def running_code(modules: Sequence[str], root: Path = SOURCE_ROOT) -> str:
@@ -60,13 +65,6 @@ def _named_in(content: bytes) -> Iterator[str]:
             yield base
             for attribute in (several or one).decode().split(","):
                 yield f"{base}.{attribute.strip().partition(' ')[0]}"
-
-
-_PREFIX = "device-owner-"
-_HUNG_S = 30.0
-"""what a living owner may take to answer; it only keeps books"""
-_END_S = 15.0
-_log = logging.getLogger(__name__)
 
 
 def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:

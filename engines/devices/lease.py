@@ -21,6 +21,9 @@ from engines.devices.waiting_time import answers
 from infra.errors import EngineError, InputError, LeaseLost, TributaryError
 from infra.hooks import resolve
 
+CALL_S = 30.0
+"""what the owner may take to answer a question about its books"""
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -124,10 +127,6 @@ class LeaseBook:
                 " lease again"
             )
         return self._leases[lease_id]
-
-
-CALL_S = 30.0
-"""what the owner may take to answer a question about its books"""
 
 
 async def prewarm(kind: Kind, pool: int, owner: Any = None) -> None:

@@ -30,6 +30,11 @@ from infra.hooks import resolve
 from infra.processes.coroutines import all_or_first_error
 
 _T = TypeVar("_T")
+_WATCH_S = 1.0
+_LOOK_S = 0.05
+_log = logging.getLogger(__name__)
+_Granted: TypeAlias = list[tuple[Lease, Any]]
+"""leases, each with the terms of its request"""
 
 
 class RequestQueue:
@@ -66,11 +71,6 @@ class RequestQueue:
         self._change = asyncio.Event()
 
 
-_WATCH_S = 1.0
-_LOOK_S = 0.05
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class KindStatus:
     """A snapshot of one kind, for people and tests."""
@@ -103,10 +103,6 @@ class _Pool:
     @property
     def is_idle(self) -> bool:
         return not self.book.leases and not self.queue
-
-
-_Granted: TypeAlias = list[tuple[Lease, Any]]
-"""leases, each with the terms of its request"""
 
 
 def _grant(

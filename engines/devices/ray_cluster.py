@@ -26,6 +26,13 @@ from infra.hooks import resolve
 NAMESPACE = "tributary"
 _PROBE_S = 5.0
 _connecting = threading.Lock()
+_PROCESS = "engines.devices.host_agent:HostProcess"
+"""by name: it has an agent of its own"""
+_ACCELERATOR = "accelerator_type:"
+"""what Ray's names of a host's kind of GPU begin with"""
+_START_S = 180.0
+OWN = ""
+"""node of the host on which this process runs, as long as there is no other"""
 
 
 def connect() -> None:
@@ -117,15 +124,6 @@ def dead_drivers(candidates: set[str]) -> set[str]:
 
     table: list[dict[str, Any]] = state.job_table()
     return {job["JobID"] for job in table if job["JobID"] in candidates and job["IsDead"]}
-
-
-_PROCESS = "engines.devices.host_agent:HostProcess"
-"""by name: it has an agent of its own"""
-_ACCELERATOR = "accelerator_type:"
-"""what Ray's names of a host's kind of GPU begin with"""
-_START_S = 180.0
-OWN = ""
-"""node of the host on which this process runs, as long as there is no other"""
 
 
 @dataclass(frozen=True, slots=True)

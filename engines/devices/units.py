@@ -36,6 +36,8 @@ ServerPart = Literal["weights", "cache"]
 """`cache`: keys and values, and what CUDA graphs hold"""
 TRAINER_PARTS: frozenset[TrainerPart] = frozenset({"weights", "optimizer", "frozen", "gradients"})
 SERVER_PARTS: frozenset[ServerPart] = frozenset({"weights", "cache"})
+_SMALL_BYTES = 64 << 20
+_MOST_SHARE = 0.2
 
 
 @runtime_checkable
@@ -76,10 +78,6 @@ def on_this_host(argument: Any) -> Any:
     if isinstance(argument, Mapping):
         return {key: on_this_host(value) for key, value in argument.items()}
     return argument
-
-
-_SMALL_BYTES = 64 << 20
-_MOST_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,10 @@ _LEFT_OUT: dict[str, Any] = {
 """what transformers takes where config.json does not say it"""
 _OWN_ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "head_dim")
 _WRITTEN = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_OF_YARN = {
+    *("rope_type", "type", "rope_theta", "factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "original_max_position_embeddings"),
+}
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
@@ -94,12 +98,6 @@ def _latent(config: Mapping[str, Any], rope: Rope) -> tuple[int, Latent]:
     rank = positive_int(config, "kv_lora_rank")
     sharpness = rope.yarn.sharpness if isinstance(rope.yarn, LatentYarn) else 1.0
     return head_dim, Latent(query_rank, rank, rotated, values, sharpness / math.sqrt(head_dim))
-
-
-_OF_YARN = {
-    *("rope_type", "type", "rope_theta", "factor", "beta_fast", "beta_slow"),
-    *("mscale", "mscale_all_dim", "original_max_position_embeddings"),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,14 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from infra.config import RESULT_NEUTRAL, Config
 
 KernelChoice = Literal["auto", "fused", "plain"]
+Role = Literal["sft", "preference", "reward", "policy", "critic"]
+ROLES: Mapping[Role, str] = {
+    "sft": "engines.megatron.train.policy_trainers:SftTrainer",
+    "preference": "engines.megatron.train.policy_trainers:PreferenceTrainer",
+    "reward": "engines.megatron.train.value_trainers:RewardTrainer",
+    "policy": "engines.megatron.rl.trainer:RlTrainer",
+    "critic": "engines.megatron.train.value_trainers:CriticTrainer",
+}
 
 
 class Parallel(Config):
@@ -129,14 +137,3 @@ class CriticSettings(Config):
     def trainer_beside(self, policy: TrainerSettings) -> TrainerSettings:
         """How the critic trains, given how the policy does."""
         return self.trainer or policy
-
-
-Role = Literal["sft", "preference", "reward", "policy", "critic"]
-
-ROLES: Mapping[Role, str] = {
-    "sft": "engines.megatron.train.policy_trainers:SftTrainer",
-    "preference": "engines.megatron.train.policy_trainers:PreferenceTrainer",
-    "reward": "engines.megatron.train.value_trainers:RewardTrainer",
-    "policy": "engines.megatron.rl.trainer:RlTrainer",
-    "critic": "engines.megatron.train.value_trainers:CriticTrainer",
-}

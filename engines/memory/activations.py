@@ -23,6 +23,19 @@ from engines.memory.model_size import ModelSize
 
 _OF_SELECTIVE = ("core_attn",)
 """`recompute_modules`, where it is not written"""
+Place = Literal["cpu", "cuda"]
+FP32 = 4
+TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+"""of one tile in fp32, unless `MIN_COLUMNS` asks for more. Three are in work at once and fit a
+processor's cache; a GPU wants larger products, and fewer launches and sums of hidden's gradient"""
+COLUMNS_OF = {"cpu": 1, "cuda": 128}
+"""what a tile's number of columns is a multiple of: where a row of half-precision logits does not
+begin at a multiple of 16 bytes, cuBLAS takes kernels for old chips, several times slower"""
+MIN_COLUMNS = 1024
+"""narrower matrix products are slow"""
+KEPT_BYTES = 512 * 2**20
+"""of logits kept for the backward pass beside those that the weight's gradient has room for; the
+others are computed again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +136,6 @@ def working_values(size: ModelSize, recompute: Recompute) -> float:
 def micro_batches_in_flight(layout: Parallel, stage: int) -> int:
     """Whose values a pipeline stage keeps at once (1F1B), in a step of enough micro-batches."""
     return layout.pp - stage
-
-
-Place = Literal["cpu", "cuda"]
-FP32 = 4
-
-TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
-"""of one tile in fp32, unless `MIN_COLUMNS` asks for more. Three are in work at once and fit a
-processor's cache; a GPU wants larger products, and fewer launches and sums of hidden's gradient"""
-COLUMNS_OF = {"cpu": 1, "cuda": 128}
-"""what a tile's number of columns is a multiple of: where a row of half-precision logits does not
-begin at a multiple of 16 bytes, cuBLAS takes kernels for old chips, several times slower"""
-MIN_COLUMNS = 1024
-"""narrower matrix products are slow"""
-KEPT_BYTES = 512 * 2**20
-"""of logits kept for the backward pass beside those that the weight's gradient has room for; the
-others are computed again"""
 
 
 @dataclass(frozen=True, slots=True)

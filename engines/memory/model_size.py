@@ -15,6 +15,25 @@ _WHOLE = {("hidden",), ("head",), ("latent",)}
 """rows of vectors that every tensor-parallel rank has whole: the norms' weights"""
 _OF_WHOLE_PARTS = {ROUTED, ("query_latent",), ("latent_and_rotated_key",)}
 """rows of what a router has, and of what makes latents, which no rank shares either"""
+_QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
+_LLAMA3 = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
+_QWEN3_MOE = {
+    **_QWEN3,
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+_GLM4_MOE = {
+    "model_type": "glm4_moe",
+    "head_dim": 128,
+    "vocab_size": 151552,
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +159,6 @@ def _latents(axes: Axes) -> int:
     """Both latents as their norms take and give them, and the heads' outputs as the last product
     takes them: without what fills values up to the size of keys."""
     return 2 * axes["query_latent"] + 2 * axes["latent"] + axes["values"]
-
-
-_QWEN3 = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
-_LLAMA3 = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
-_QWEN3_MOE = {
-    **_QWEN3,
-    "model_type": "qwen3_moe",
-    "num_key_value_heads": 4,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-}
-_GLM4_MOE = {
-    "model_type": "glm4_moe",
-    "head_dim": 128,
-    "vocab_size": 151552,
-    "num_key_value_heads": 8,
-    "attention_bias": True,
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 8,
-}
 
 
 def _config(family: Mapping[str, Any], *sizes: int, is_tied: bool = False) -> dict[str, Any]:

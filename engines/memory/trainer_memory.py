@@ -24,6 +24,7 @@ RUNTIME_BYTES: dict[Place, int] = {"cpu": 0, "cuda": 4 * 10**9}
 """what a GPU holds of a process beside its tensors: CUDA's context, kernels and cuBLAS' workspaces,
 NCCL's buffers, cracks between the allocator's blocks. An allowance: no GPU was at hand to measure.
 On a CPU a process has its code in the host's memory anyway"""
+_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,6 @@ def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory
         offloaded=ceil(sharded * whole.on_device(needs.precision)) - on_device,
         offloaded_gradients=ceil(sharded * 4 * (1 - needs.state.share_on_device)),
     )
-
-
-_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)

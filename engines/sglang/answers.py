@@ -25,6 +25,8 @@ _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abor
 MOST_OF_TURN = 1 << 30
 """bytes of one turn's answer: a million tokens, each with its experts and the likeliest others"""
 _PREFIX, _LAST = b"data: ", b"data: [DONE]"
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
+_KEPT = "output_token_sampling"
 
 
 class Retryable(EngineError):
@@ -93,9 +95,6 @@ def read_list(text: bytes, turns: Sequence[AskedTurn]) -> list[Answer]:
         raise _nonsense(error, text) from error
 
 
-_NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
-
-
 def refusal(status: int, why: str) -> EngineError:
     """Make the error for what a server said with this status instead of an answer."""
     kind = Refused if status >= 500 or status in (408, 429) else EngineError
@@ -148,9 +147,6 @@ def _parse(reply: dict[str, Any], turn: AskedTurn) -> Generation:
         experts=_experts(meta, turn, versions),
         kept=kept,
     )
-
-
-_KEPT = "output_token_sampling"
 
 
 def _kept(meta: dict[str, Any], token_ids: list[int]) -> Kept:

@@ -57,6 +57,17 @@ MEMORY_SAVER: dict[str, Any] = {"enable_memory_saver": True}
 _NOT_WITH_A_KEY = (
     "crash_dump_folder", "encoder_only", "grpc_mode", "grpc_port", "smg_grpc_mode", "use_ray",
 )  # fmt: skip
+_GRAPHS = ("cuda_graph_bs_decode", "cuda_graph_max_bs_decode", "disable_cuda_graph_padding")
+_OF_GPUS = (
+    *_GRAPHS,
+    *("disable_custom_all_reduce", "enable_memory_saver", "enable_p2p_check"),
+    *("enable_tf32_matmul", "numa_node", "triton_attention_num_kv_splits"),
+)
+"""have no effect on a CPU, where a server has one rank and no graphs"""
+_OF_RANKS = ("disable_custom_all_reduce", "enable_p2p_check")
+_HEARD_OF_CLIENTS = ("max_running_requests",)
+"""options by which a stage bounds what it asks of servers, whoever started them"""
+Given = Mapping[str, Any]
 
 
 def server_options(
@@ -121,19 +132,6 @@ def _require_closed(passed: Mapping[str, Any]) -> None:
         raise InputError(
             f"servers ask for a key, which does not go with `fleet.sglang.{wrong[0]}`: leave it out"
         )
-
-
-_GRAPHS = ("cuda_graph_bs_decode", "cuda_graph_max_bs_decode", "disable_cuda_graph_padding")
-_OF_GPUS = (
-    *_GRAPHS,
-    *("disable_custom_all_reduce", "enable_memory_saver", "enable_p2p_check"),
-    *("enable_tf32_matmul", "numa_node", "triton_attention_num_kv_splits"),
-)
-"""have no effect on a CPU, where a server has one rank and no graphs"""
-_OF_RANKS = ("disable_custom_all_reduce", "enable_p2p_check")
-_HEARD_OF_CLIENTS = ("max_running_requests",)
-"""options by which a stage bounds what it asks of servers, whoever started them"""
-Given = Mapping[str, Any]
 
 
 def _shows_info(given: Given) -> bool:

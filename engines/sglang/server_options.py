@@ -80,17 +80,6 @@ _UNTESTED = (
     "no test shows that it reaches the server and leaves the model as it is"
     " (docs/engines.md lists the arguments that are tested)"
 )
-
-
-def why_refused(name: str) -> str:
-    """The reason as a clause. A name that nobody wrote a reason for, such as one of a newer SGLang,
-    is refused as untested."""
-    for reason, patterns in _REFUSED.items():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            return reason
-    return _UNTESTED
-
-
 RESULT_NEUTRAL = frozenset(
     {
         "chunked_prefill_size",
@@ -174,7 +163,6 @@ _OF_ROLES = frozenset(
 )
 """More options of a model that only answers rewards: nobody publishes weights to it, and it may be
 of any family."""
-
 _OF_HOSTS = (
     "a stage's server is on one host; serve on several with `tributary fleet up`"
     " (hosts_per_server), and name the addresses in fleet.external"
@@ -226,6 +214,15 @@ _KINDS: dict[Any, str] = {
     str: "str",
     type(None): "null",
 }
+
+
+def why_refused(name: str) -> str:
+    """The reason as a clause. A name that nobody wrote a reason for, such as one of a newer SGLang,
+    is refused as untested."""
+    for reason, patterns in _REFUSED.items():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            return reason
+    return _UNTESTED
 
 
 @functools.cache

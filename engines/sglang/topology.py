@@ -24,6 +24,27 @@ from infra.cuda import gpu_sizes, has_cuda
 from infra.errors import InputError
 from infra.processes.network import free_ports
 
+Task: TypeAlias = Literal["whole", "prefill", "decode"]
+PORTS_PER_SERVER = 20
+"""HTTP, bootstrap and rendezvous, and those that SGLang derives from the last one"""
+_FORM = {
+    "attn_dp_size": "attention_dp",
+    "base_gpu_id": "hosts: devices",
+    "disaggregation_bootstrap_port": "first_port",
+    "disaggregation_mode": "disaggregated",
+    "disaggregation_transfer_backend": "disaggregated: transfer",
+    "dist_init_addr": "first_port",
+    "max_total_tokens": "max_total_tokens",
+    "nnodes": "hosts_per_server",
+    "node_rank": "hosts_per_server",
+    "reasoning_parser": "reasoning_parser",
+    "tool_call_parser": "tool_parser",
+    "tp_size": "tp_per_server",
+}
+"""SGLang's names, and what a topology calls them"""
+_ALLOWED = ("context_length",)
+"""which a stage has a field of its own for"""
+
 
 def _ipv4(text: str) -> str:
     try:
@@ -121,11 +142,6 @@ class Topology(Config):
             if addresses.count(address) > 1:
                 raise ValueError(f"hosts: {address} is named twice; write each host once")
         return self
-
-
-Task: TypeAlias = Literal["whole", "prefill", "decode"]
-PORTS_PER_SERVER = 20
-"""HTTP, bootstrap and rendezvous, and those that SGLang derives from the last one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,25 +289,6 @@ def _no_room(
         " servers or tp_per_server, spread a server over more hosts (hosts_per_server), or state"
         " more hosts"
     )
-
-
-_FORM = {
-    "attn_dp_size": "attention_dp",
-    "base_gpu_id": "hosts: devices",
-    "disaggregation_bootstrap_port": "first_port",
-    "disaggregation_mode": "disaggregated",
-    "disaggregation_transfer_backend": "disaggregated: transfer",
-    "dist_init_addr": "first_port",
-    "max_total_tokens": "max_total_tokens",
-    "nnodes": "hosts_per_server",
-    "node_rank": "hosts_per_server",
-    "reasoning_parser": "reasoning_parser",
-    "tool_call_parser": "tool_parser",
-    "tp_size": "tp_per_server",
-}
-"""SGLang's names, and what a topology calls them"""
-_ALLOWED = ("context_length",)
-"""which a stage has a field of its own for"""
 
 
 def topology_problems(topology: Topology, own_gpus: int) -> Iterator[str]:

@@ -29,6 +29,13 @@ LANE_HEADER = "X-SMG-Routing-Key"
 """sglang-router sends requests with one key to one server, as long as that is healthy"""
 _KNOWN_ROUTES = 1 << 16
 """whose lanes are remembered, those that were used last"""
+STALL_S = 600.0
+"""what an engine may do beside generating: load weights, restart, wait for a busy machine"""
+_ASSUMED_TOKENS_PER_S = 5.0
+"""of one sequence, until an answer has shown how fast they come"""
+_SLOWDOWN = 10.0
+"""how much slower than the fastest answer a sequence may be: a full engine is slower than an empty
+one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +220,6 @@ class InFlight:
             self._busy_since = at
         if before and not self.turns:
             took_place(SERVERS, "busy", self._busy_since, at - self._busy_since)
-
-
-STALL_S = 600.0
-"""what an engine may do beside generating: load weights, restart, wait for a busy machine"""
-_ASSUMED_TOKENS_PER_S = 5.0
-"""of one sequence, until an answer has shown how fast they come"""
-_SLOWDOWN = 10.0
-"""how much slower than the fastest answer a sequence may be: a full engine is slower than an empty
-one"""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,10 @@ from engines.weights.buckets import TrainedWeights
 from engines.weights.fp8_blocks import FROM_PLAIN_WORD
 from infra.errors import EngineError
 
+CONTROL_S = 30.0
+CHECK_S = 120.0
+"""it reads all its weights"""
+
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
@@ -36,9 +40,6 @@ class PublishReport:
     """of a disk delta: host memory of all ranks together that is kept for the next one"""
     refused: str = ""
     """why a server did not take them; the trainer is as it was"""
-
-
-CONTROL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,6 @@ def _target(url: str) -> Target:
 def as_taken(weights: TrainedWeights, targets: Sequence[Target]) -> TrainedWeights:
     """The weights in the form that these servers take, which are all alike."""
     return replace(weights, in_fp8=any(target.in_fp8 for target in targets))
-
-
-CHECK_S = 120.0
-"""it reads all its weights"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 _ROWS, _FILES = 50, 20
 """rows of each file and files of each source that are looked at"""
 _NAMED = 3
+_WHOLE = 10**9
+"""words of a question: more than any has, so that only whole ones are compared"""
+_SECONDS = 10.0
+"""most that is spent on reading the files of a stage"""
 
 
 @dataclass(slots=True)
@@ -223,12 +227,6 @@ def renderer_of(base: BaseSettings, positions: int | None = None) -> Renderer | 
         return Renderer(Chat.load(folder, template_text(base.template)), length)
     except InputError:
         return None
-
-
-_WHOLE = 10**9
-"""words of a question: more than any has, so that only whole ones are compared"""
-_SECONDS = 10.0
-"""most that is spent on reading the files of a stage"""
 
 
 def seen_before_cautions(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:

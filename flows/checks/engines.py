@@ -39,6 +39,10 @@ _HALF_TYPES = ("bfloat16", "float16", "half")
 _PROCESSOR = Path("/proc/cpuinfo")
 _HALF_INSTRUCTIONS = {"avx512bw", "amx_bf16", "bf16"}
 """as Linux names them; torch multiplies bf16 numbers fast by any of them"""
+_HALF_GATE = 0.01
+"""nats per token; the most that 16 bits were measured to cost is about this"""
+_RESERVE = 8
+"""positions that SGLang keeps free at the end of its context"""
 
 
 def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
@@ -242,10 +246,6 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
             yield f"stage {stage.name}: fleet.sglang.{idle}; leave it out"
 
 
-_HALF_GATE = 0.01
-"""nats per token; the most that 16 bits were measured to cost is about this"""
-
-
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
     """Each as `stage NAME: FIELD: reason; way out`."""
     yield from (f"stage {stage.name}: {line}" for line in stage.spec.problems())
@@ -291,10 +291,6 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
             f" 0.01 nats per token if one of them computes in 16 bits; above {gate:g} the stage"
             " stops; set it to 0.05"
         )
-
-
-_RESERVE = 8
-"""positions that SGLang keeps free at the end of its context"""
 
 
 def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:

@@ -28,6 +28,20 @@ from tasks.policy import PolicySettings
 from tasks.served.served_roles import ServedRole, rewards_of
 from tasks.stage import RoleResources
 
+# The only values with which a request's bits were measured to be independent of its batch.
+_MEASURED = {
+    "attention_backend": ("torch_native",),
+    "device": ("cpu",),
+    "dtype": ("float32", "bfloat16"),
+    "enable_deterministic_inference": (True,),
+    "sampling_backend": ("pytorch",),
+}
+_NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
+NOT_HERE = (
+    "determinism: auto is `close` here: this host has a GPU, and no GPU kernel was tested to give"
+    " the same bits again"
+)
+
 
 def served_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
@@ -264,23 +278,6 @@ def sharing_problems(stage: PlannedStage) -> Iterator[str]:
             f" tp_per_server may be at most that and is {needed}: lower one of them, raise the"
             " trainer's layout, or set `share: false`"
         )
-
-
-# The only values with which a request's bits were measured to be independent of its batch.
-_MEASURED = {
-    "attention_backend": ("torch_native",),
-    "device": ("cpu",),
-    "dtype": ("float32", "bfloat16"),
-    "enable_deterministic_inference": (True,),
-    "sampling_backend": ("pytorch",),
-}
-_NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
-
-
-NOT_HERE = (
-    "determinism: auto is `close` here: this host has a GPU, and no GPU kernel was tested to give"
-    " the same bits again"
-)
 
 
 def determinism_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:

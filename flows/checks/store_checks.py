@@ -42,6 +42,14 @@ from tasks.model_folder.model_files import expanded
 
 _IMPOSSIBLE = (errno.ENOENT, errno.ENOTDIR)
 """below a file, or where the kernel alone makes files"""
+_BYTES = {"fp32": 4, "bf16": 2}
+_SHOWN_BYTES, _TRAINED_BYTES = 18, 11
+"""of a token in `rollouts.parquet`, with its text, and of one that `keep_rollouts` keeps"""
+_POINT_BYTES = 250
+"""of a value in MLflow's database, with its indexes"""
+_POLICY_POINTS, _OTHER_POINTS = 85, 9
+"""of a step"""
+_PREFIX = "TRIBUTARY_"
 
 
 def store_problems(recipe: Recipe) -> Iterator[str]:
@@ -97,15 +105,6 @@ def _parts(recipe: Recipe) -> tuple[str, str]:
     root = expanded(recipe.storage.root.replace("$TRIBUTARY_HOME", str(home())))
     protocol, path = split_protocol(root)
     return protocol or "file", path
-
-
-_BYTES = {"fp32": 4, "bf16": 2}
-_SHOWN_BYTES, _TRAINED_BYTES = 18, 11
-"""of a token in `rollouts.parquet`, with its text, and of one that `keep_rollouts` keeps"""
-_POINT_BYTES = 250
-"""of a value in MLflow's database, with its indexes"""
-_POLICY_POINTS, _OTHER_POINTS = 85, 9
-"""of a step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,6 @@ _READ: Mapping[str, Callable[[], object]] = {
     flow_jobs.ELSEWHERE_VARIABLE: flow_jobs.is_elsewhere,
 }
 """each that the docs name, with what reads it"""
-_PREFIX = "TRIBUTARY_"
 
 
 def require_variables() -> None:

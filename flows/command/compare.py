@@ -34,6 +34,8 @@ from infra.store.artifacts import ArtifactStore
 
 _NAMED = 6
 _KINDS = {"score": "t = 1", "greedy": "greedy", "task": "lm-eval"}
+STATES = {"cached": "cached", "again": "runs again", "new": "runs: new", "gone": "not in B"}
+_LONGEST = 100
 
 
 def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Console) -> int:
@@ -204,10 +206,6 @@ def _errors(spread: Spread) -> str:
     if spread.is_equal:
         return "all equal"
     return "" if spread.standard_errors is None else f"{spread.standard_errors:.1f}"
-
-
-STATES = {"cached": "cached", "again": "runs again", "new": "runs: new", "gone": "not in B"}
-_LONGEST = 100
 
 
 def show_diff(a: str, b: str, changes: Sequence[str], json: bool, console: CommandConsole) -> int:

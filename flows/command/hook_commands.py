@@ -25,6 +25,33 @@ from infra.hooks import check_options, resolve
 from infra.user_files import install_hooks, read_hooks
 from rewards.built_in_rewards import framework_of
 
+Kind: TypeAlias = Contract | OfDomain
+CONTRACTS: Mapping[str, Contract] = {kind: kind for kind in get_args(Contract)}
+OF_DOMAIN: Mapping[str, OfDomain] = {kind: kind for kind in get_args(OfDomain)}
+_METHODS: Mapping[str, Kind] = {
+    "run": "driver",
+    "problems": "curriculum",
+    "pick": "data-source",
+    "keep": "group-filter",
+    "keeps": "buffer",
+    "__call__": "reward",
+}
+"""that only a class of this kind has"""
+_ARGUMENTS: Mapping[str, Kind] = {
+    "StepTokens": "advantage",
+    "LossInputs": "loss",
+    "Transcript": "reward",
+}
+"""the type of a function's argument, by which its kind is known"""
+_WORDS: Mapping[str, Kind] = {
+    "reward": "reward",
+    "score": "reward",
+    "advantage": "advantage",
+    "advantages": "advantage",
+    "loss": "loss",
+}
+"""a word in a function's name, by which its kind is known if nothing else shows it"""
+
 
 def show_hook(
     path: str,
@@ -145,35 +172,6 @@ def _options(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError("test-hook: --options must be a JSON object, e.g. '{\"beta\": 0.1}'")
     return found
-
-
-Kind: TypeAlias = Contract | OfDomain
-
-CONTRACTS: Mapping[str, Contract] = {kind: kind for kind in get_args(Contract)}
-OF_DOMAIN: Mapping[str, OfDomain] = {kind: kind for kind in get_args(OfDomain)}
-_METHODS: Mapping[str, Kind] = {
-    "run": "driver",
-    "problems": "curriculum",
-    "pick": "data-source",
-    "keep": "group-filter",
-    "keeps": "buffer",
-    "__call__": "reward",
-}
-"""that only a class of this kind has"""
-_ARGUMENTS: Mapping[str, Kind] = {
-    "StepTokens": "advantage",
-    "LossInputs": "loss",
-    "Transcript": "reward",
-}
-"""the type of a function's argument, by which its kind is known"""
-_WORDS: Mapping[str, Kind] = {
-    "reward": "reward",
-    "score": "reward",
-    "advantage": "advantage",
-    "advantages": "advantage",
-    "loss": "loss",
-}
-"""a word in a function's name, by which its kind is known if nothing else shows it"""
 
 
 def kind_named(kind: str) -> Kind:

@@ -37,6 +37,12 @@ from flows.running.prefect_api import PrefectApi
 from infra.errors import InputError
 from infra.stack import load_stack
 
+STARTER = Path(__file__).parents[1] / "starter"
+FILES = (
+    "recipe.yaml", "my_domain.py", "my_environment.py", "my_reward.py", "test_my_domain.py",
+    "pytest.ini", "README.md",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class KnownRecipe:
@@ -152,13 +158,6 @@ def _renew() -> str:
         return ""
     renew_lists(PrefectApi(stack.prefect_api))
     return f"{stack.prefect_ui}/deployments"
-
-
-STARTER = Path(__file__).parents[1] / "starter"
-FILES = (
-    "recipe.yaml", "my_domain.py", "my_environment.py", "my_reward.py", "test_my_domain.py",
-    "pytest.ini", "README.md",
-)  # fmt: skip
 
 
 def write_starter(folder: str, console: Console) -> int:

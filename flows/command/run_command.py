@@ -31,6 +31,12 @@ POLL_SECONDS = 1.0
 SERVER_POLL_SECONDS = 2.0
 SILENT_SECONDS = 600.0
 """how long the command keeps following while the Prefect server does not answer"""
+LOST_SECONDS = 15.0
+"""how long a flow that Prefect takes for running may have no process; Prefect itself needs minutes
+to see that a flow and its worker died"""
+LOADING_SECONDS = 90.0
+"""the same for a flow that has just begun: on a busy machine it loads for a while first"""
+_LOST = "LOST"
 
 
 def start(
@@ -133,14 +139,6 @@ def _removed(record: RunRecord) -> list[str]:
         for stage in record.stages().values()
         if stage.is_done and artifacts.find(stage.kind, stage.digest) is None
     ]
-
-
-LOST_SECONDS = 15.0
-"""how long a flow that Prefect takes for running may have no process; Prefect itself needs minutes
-to see that a flow and its worker died"""
-LOADING_SECONDS = 90.0
-"""the same for a flow that has just begun: on a busy machine it loads for a while first"""
-_LOST = "LOST"
 
 
 class _StartedFlow(Protocol):

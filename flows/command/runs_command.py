@@ -43,6 +43,9 @@ from infra.shown_text import shown
 from tasks.durable.launch import log_path
 from tasks.durable.protocol import said_of
 
+POLL_SECONDS = 0.5
+LIVE = ("pending", "running")
+
 
 class ListedRun(Config):
     """One line of the list."""
@@ -121,10 +124,6 @@ def _table(listed: Sequence[ListedRun]) -> Table:
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created)) if run.created else ""
         table.add_row(escape(run.run), escape(run.recipe), run.state, when, f"{run.seconds:.0f}")
     return table
-
-
-POLL_SECONDS = 0.5
-LIVE = ("pending", "running")
 
 
 def show_log(run: str, stage: str, follow: bool, console: Console) -> int:

@@ -29,6 +29,11 @@ from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 
+FILES = (ROLLOUTS_FILE, DATA_FILE)
+"""kept rollouts of `rl`, `opd`, `rollout` and `evaluate`, and the dataset of `distill`"""
+_STEP = re.compile(r"step (\d+)$")
+_DIGEST = re.compile(r"([\w-]+/)?[0-9a-f]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -52,11 +57,6 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
-
-
-FILES = (ROLLOUTS_FILE, DATA_FILE)
-"""kept rollouts of `rl`, `opd`, `rollout` and `evaluate`, and the dataset of `distill`"""
-_STEP = re.compile(r"step (\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,6 @@ def _text(message: Message) -> str:
     thought = f"<think>{message.reasoning}</think>" if message.reasoning else ""
     calls = "".join(f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls)
     return f"{thought}{message.content}{calls}\n"
-
-
-_DIGEST = re.compile(r"([\w-]+/)?[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from tasks.reward.spec import RewardSettings
 StageKind = Literal["sft", "preference", "reward", "rl", "distill", "evaluate"]
 LEARN_ROWS: tuple[StageKind, ...] = ("sft", "preference", "reward")
 """kinds that learn what the rows of files say; a domain only scores them"""
+MAX_NEW_TOKENS = 512
+ONLY_MODEL = "own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,6 @@ OURS = {
 """what suits the built-in curricula"""
 FILES = "files"
 """the curriculum of a user's own files of prompts"""
-MAX_NEW_TOKENS = 512
-ONLY_MODEL = "own"
 
 
 def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:

@@ -43,6 +43,41 @@ from flows.running.records import RunHead
 from infra.config import Config
 from infra.errors import InputError
 
+BY_NAME = "by name"
+"""title of the list in a form's schema"""
+Changes = str
+"""lines `a.b=value`"""
+# A format's name is what the page says: "'one' is not a 'number of at most 18 digits'". It drops
+# one that does not stand below `allOf` before it checks what was filled in.
+Seed = Annotated[str, Field(json_schema_extra={"allOf": [{"format": SEED}]})]
+"""digits; an empty number would be sent as null, which no schema of a number takes"""
+RunName = Annotated[str, Field(json_schema_extra={"allOf": [{"format": RUN_NAME}]})]
+Models = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"title": "one a line", "type": "string", "pattern": "="},
+                {"title": "as JSON", "type": "object", "additionalProperties": {"type": "string"}},
+            ]
+        }
+    ),
+]
+"""lines `NAME=FOLDER`"""
+Stages = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"title": "one a line", "type": "string"},
+                {"title": "as JSON", "type": "object"},
+            ]
+        }
+    ),
+]
+"""lines `until=STAGE`. One box, so that Submit and what it finds wrong stand on one screen."""
+Rounds = Annotated[int, Field(ge=1, le=8)]
+
 
 class Asked(Config):
     """Example: Asked(recipe="cpu-smoke", overrides="unified.path.rl.steps=4", seed="1")"""
@@ -118,10 +153,6 @@ def asked_by_command(recipe: str, changes: Sequence[str], name: str) -> dict[str
     return Asked(recipe=recipe, overrides="\n".join(changes), name=name).by_name
 
 
-BY_NAME = "by name"
-"""title of the list in a form's schema"""
-
-
 def renew_lists(api: PrefectApi) -> int:
     """Let every form offer the recipes that have a name now; the number of forms that changed.
 
@@ -168,38 +199,6 @@ class _RecipeField:
 
 
 RecipeField = Annotated[Any, _RecipeField()]
-Changes = str
-"""lines `a.b=value`"""
-# A format's name is what the page says: "'one' is not a 'number of at most 18 digits'". It drops
-# one that does not stand below `allOf` before it checks what was filled in.
-Seed = Annotated[str, Field(json_schema_extra={"allOf": [{"format": SEED}]})]
-"""digits; an empty number would be sent as null, which no schema of a number takes"""
-RunName = Annotated[str, Field(json_schema_extra={"allOf": [{"format": RUN_NAME}]})]
-Models = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"title": "one a line", "type": "string", "pattern": "="},
-                {"title": "as JSON", "type": "object", "additionalProperties": {"type": "string"}},
-            ]
-        }
-    ),
-]
-"""lines `NAME=FOLDER`"""
-Stages = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"title": "one a line", "type": "string"},
-                {"title": "as JSON", "type": "object"},
-            ]
-        }
-    ),
-]
-"""lines `until=STAGE`. One box, so that Submit and what it finds wrong stand on one screen."""
-Rounds = Annotated[int, Field(ge=1, le=8)]
 
 
 def models_of(written: str | Mapping[str, Any]) -> dict[str, str]:

@@ -29,6 +29,32 @@ from tasks.training_record import Points
 
 _MOST_SHOWN = 8
 """scores of a line of the table"""
+_TITLES = {
+    "loss": "loss",
+    "reward_mean": "reward",
+    "entropy": "entropy, nats a token",
+    "temperature": "sampling temperature",
+    "teacher_kl": "KL from the teacher, nats a token",
+    "kl_k3": "KL from the old policy (k3)",
+    "kl_from_start": "KL from the stage's start, nats an answer",
+    "grad_norm": "gradient norm",
+    "clip_fraction": "clipped tokens, share",
+    "mismatch_mean": "trainer - engine logprob, mean |d|",
+    "response_tokens_mean": "tokens an answer",
+    "truncated_share": "truncated rollouts, share",
+    "zero_variance_share": "groups of equal rewards, share",
+    "lr": "learning rate",
+}
+"""in the order of the charts; `outcome_mean` is in the chart of outcomes"""
+_OF_DOMAIN = "outcome_mean_"
+_OUTCOME = "mean outcome"
+"""title of the chart that answers whether training helped; it stands first"""
+_SHARES = ("clip_fraction", "truncated_share", "zero_variance_share")
+Chart = dict[str, Any]
+"""{"title": ..., "lines": [{"name": ..., "points": [[step, value, error], ...]}]}; error is the
+half width of a 95% interval, or missing"""
+_Z95 = 1.96
+Shares = Sequence[float | None]
 
 
 def curve_table(curves: Mapping[str, Curve]) -> tuple[list[str], list[list[str]]]:
@@ -55,34 +81,6 @@ def _last(points: Sequence[ScorePoint]) -> str:
         return f"none of {last.wanted} problems was finished"
     of = f"{last.problems}" if last.problems == last.wanted else f"{last.problems} of {last.wanted}"
     return f"{last.outcome:.3f} ± {last.stderr:.3f} on {of} problems"
-
-
-_TITLES = {
-    "loss": "loss",
-    "reward_mean": "reward",
-    "entropy": "entropy, nats a token",
-    "temperature": "sampling temperature",
-    "teacher_kl": "KL from the teacher, nats a token",
-    "kl_k3": "KL from the old policy (k3)",
-    "kl_from_start": "KL from the stage's start, nats an answer",
-    "grad_norm": "gradient norm",
-    "clip_fraction": "clipped tokens, share",
-    "mismatch_mean": "trainer - engine logprob, mean |d|",
-    "response_tokens_mean": "tokens an answer",
-    "truncated_share": "truncated rollouts, share",
-    "zero_variance_share": "groups of equal rewards, share",
-    "lr": "learning rate",
-}
-"""in the order of the charts; `outcome_mean` is in the chart of outcomes"""
-_OF_DOMAIN = "outcome_mean_"
-_OUTCOME = "mean outcome"
-"""title of the chart that answers whether training helped; it stands first"""
-_SHARES = ("clip_fraction", "truncated_share", "zero_variance_share")
-
-Chart = dict[str, Any]
-"""{"title": ..., "lines": [{"name": ..., "points": [[step, value, error], ...]}]}; error is the
-half width of a 95% interval, or missing"""
-_Z95 = 1.96
 
 
 def charts_of(
@@ -238,9 +236,6 @@ class PathologyChange(Found):
     problems: int
     p: float
     """two-sided, of the same test as scores"""
-
-
-Shares = Sequence[float | None]
 
 
 def pathology_changes(

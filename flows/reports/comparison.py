@@ -25,6 +25,8 @@ from infra.errors import InputError
 from infra.home import home
 
 _MAY_DIFFER = ("name", "seed", "determinism", "resources", "storage", "tracking")
+_MOST_LETTERS = 120
+"""of a file's name"""
 
 
 class Spread(Found):
@@ -196,10 +198,6 @@ def _seconds(reports: Sequence[Report]) -> dict[str, Spread]:
             if not stage.cached:
                 taken.setdefault(stage.name, []).append(stage.seconds)
     return {name: Spread.of(values) for name, values in taken.items()}
-
-
-_MOST_LETTERS = 120
-"""of a file's name"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ _ALL_FLIPS_UP_TO = 13
 """problems that differ: all their 2^n signs are tried"""
 _NORMAL_FROM = 2_000
 """problems that differ: their sum is normal"""
+ProblemOutcomes = Mapping[tuple[str, str], list[float | None]]
+"""by model and domain: mean outcome of each problem, 0 to 1, in the problems' order; None: no
+verdict"""
+_DECIDES = ("curriculum", "outcome", "driver", "max_new_tokens", "max_turns")
+"""what makes a domain's problems, and how an answer to them is judged"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +165,6 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-ProblemOutcomes = Mapping[tuple[str, str], list[float | None]]
-"""by model and domain: mean outcome of each problem, 0 to 1, in the problems' order; None: no
-verdict"""
-
-
 def problem_samples(
     scores: Mapping[str, Any],
 ) -> Mapping[tuple[str, str], list[list[float | None]]]:
@@ -179,10 +179,6 @@ def problem_samples(
 def problem_outcomes(scores: Mapping[str, Any]) -> ProblemOutcomes:
     """Of what was sampled at temperature 1."""
     return {cell: problem_means(rows) for cell, rows in problem_samples(scores).items()}
-
-
-_DECIDES = ("curriculum", "outcome", "driver", "max_new_tokens", "max_turns")
-"""what makes a domain's problems, and how an answer to them is judged"""
 
 
 class PairedScore(Found):

@@ -33,6 +33,10 @@ _ENDS = 500
 
 Row = Mapping[str, Any]
 """a row of a `rollouts.parquet`; columns that an older file lacks are missing"""
+_TOKENIZER = "tokenizer.json"
+_MOST_ROWS = 2000
+"""of a stage, evenly spaced; a page has room for fewer"""
+_CHOSEN_BY = ("label", "domain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +173,6 @@ def _runs(values: Sequence[int]) -> list[list[int]]:
 
 def _rounded(value: float, digits: int) -> float:
     return round(float(value), digits) if np.isfinite(value) else 0.0
-
-
-_TOKENIZER = "tokenizer.json"
-_MOST_ROWS = 2000
-"""of a stage, evenly spaced; a page has room for fewer"""
-
-
-_CHOSEN_BY = ("label", "domain")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,18 @@ _COUNTS_FILES = (
 """an artifact has at most one of them"""
 _READ_BYTES = 4 * 2**20
 """of the end of a log, at most"""
+_SFT = ("sequences", "too_long", "without_thinking", "unrendered")
+TAIL_LINES, _TAIL_BYTES = 40, 16_384
+WHAT = {
+    "sample": "sampling and judging; of RL, while the trainer waits",
+    "train": "optimizer steps",
+    "publish": "new weights to the servers",
+    "hold": "a publish waits for an evaluation",
+    "checkpoint": "writing checkpoints, as long as they stop the work",
+    "other": "the rest of the work",
+    "start and end": "processes, devices, loading and saving the model",
+}
+"""the parts, in the order in which they are drawn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +141,6 @@ def _series_so_far(job: str) -> dict[str, Points]:
         for name, value in re.findall(r"(\S+)=(-?[\d.]+(?:e[+-]?\d+)?)(?= |$)", said):
             found.setdefault(name, {})[int(step)] = float(value)
     return {name: thinned(sorted(points.items())) for name, points in found.items()}
-
-
-_SFT = ("sequences", "too_long", "without_thinking", "unrendered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +295,6 @@ def _by_size(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-TAIL_LINES, _TAIL_BYTES = 40, 16_384
-
-
 @dataclass(frozen=True, slots=True)
 class FailedStage:
     name: str
@@ -337,18 +343,6 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
-
-
-WHAT = {
-    "sample": "sampling and judging; of RL, while the trainer waits",
-    "train": "optimizer steps",
-    "publish": "new weights to the servers",
-    "hold": "a publish waits for an evaluation",
-    "checkpoint": "writing checkpoints, as long as they stop the work",
-    "other": "the rest of the work",
-    "start and end": "processes, devices, loading and saving the model",
-}
-"""the parts, in the order in which they are drawn"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from infra.errors import InputError
 
 ARGUMENT = "stages"
 """under which a flow has them"""
+_WAY_OUT = "run the recipe without --from and --only: what is in the store does not run again"
 
 
 class ChosenStages(Config):
@@ -126,9 +127,6 @@ def _known(option: str, name: str, stages: Mapping[str, PlannedStage]) -> str:
             f"{option} {name}: no such stage; there are {', '.join(stages)}{nearest(name, stages)}"
         )
     return name
-
-
-_WAY_OUT = "run the recipe without --from and --only: what is in the store does not run again"
 
 
 def require_stored(recipe: Recipe, plan: Sequence[PlannedStage]) -> None:

@@ -37,6 +37,9 @@ from tasks.domain import RewardTerm
 
 _MODELS = "models"
 """the argument of a flow that names folders to import"""
+State = Literal["skipped", "over"]
+_START_SECONDS = 300.0
+"""what a run that is on record may take to be worked on: it may wait for its flow's process"""
 
 
 def pinned_recipe(recipe: Recipe) -> Recipe:
@@ -211,11 +214,6 @@ def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str,
             f" record, so the change would have no effect:\n{listed(found)}\n"
             "Start a new run for the change: `tributary run RECIPE`, or Run on Prefect's page"
         )
-
-
-State = Literal["skipped", "over"]
-_START_SECONDS = 300.0
-"""what a run that is on record may take to be worked on: it may wait for its flow's process"""
 
 
 class NotDue(Exception):

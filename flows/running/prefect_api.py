@@ -28,6 +28,8 @@ BUSY_SECONDS = 90.0
 RUN_LABEL = "tributary.run"
 """label of a flow run that says which run it works on"""
 _BUSY = (429, 503)
+KEPT = 20
+"""the newest ones; older ones stay on Prefect's page"""
 
 
 class PrefectIsBusy(InfrastructureError):
@@ -129,10 +131,6 @@ def _may_repeat(method: str, path: str, body: dict[str, Any] | None) -> bool:
     """Whether a request that the server may have done can be made again."""
     is_question = path.rpartition("/")[2] in ("filter", "set_state")
     return method != "POST" or is_question or "idempotency_key" in (body or {})
-
-
-KEPT = 20
-"""the newest ones; older ones stay on Prefect's page"""
 
 
 class RefusedRun(Config):

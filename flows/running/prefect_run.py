@@ -66,6 +66,7 @@ from tasks.durable.prefect_task import LiveArtifact, durable_stage
 
 Future = PrefectFuture[Any]
 PREFECT_RUN = "Prefect run"
+POLL_SECONDS = 2.0
 
 
 def task_runner() -> Any:
@@ -275,9 +276,6 @@ def _remembered(flow_run: str) -> str:
 
 def _marker(flow_run: str) -> Path:
     return home() / "runs" / "prefect" / flow_run
-
-
-POLL_SECONDS = 2.0
 
 
 @contextmanager

@@ -39,6 +39,7 @@ _SHOWN = 5
 
 Said = Annotated[str, PlainSerializer(writable)]
 """an error may quote half an emoji, which no file holds"""
+Read = TypeVar("Read", bound=Config)
 
 
 class StageRecord(Found):
@@ -149,9 +150,6 @@ class RunEntry(Config):
     @property
     def storage(self) -> Storage:
         return Storage(root=self.root, credentials=self.credentials)
-
-
-Read = TypeVar("Read", bound=Config)
 
 
 class RunRecord:

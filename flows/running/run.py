@@ -39,6 +39,8 @@ from tasks.durable.protocol import JobWatcher
 from tasks.durable.stage_identity import StageIdentity, stage_identity
 
 _NAMED = 3
+RECORD_SECONDS = 1.0
+"""how often a running stage's record is rewritten"""
 
 
 def again_in(
@@ -73,9 +75,6 @@ def _checksums(record: ArtifactRecord, artifacts: ArtifactStore) -> Mapping[str,
     files = manifest.files if manifest else []
     return {file.path: file.sha256 for file in files if file.path != TRACE_FILE}
 
-
-RECORD_SECONDS = 1.0
-"""how often a running stage's record is rewritten"""
 
 Future = TypeVar("Future")
 

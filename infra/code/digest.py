@@ -13,6 +13,9 @@ from pydantic import BaseModel
 
 from infra.config import is_result_neutral
 
+NeutralKeys = Mapping[tuple[type[BaseModel], str], Collection[str]]
+"""(model, field that passes options through) -> options that do not change the result"""
+
 
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces. Raises ValueError on NaN and infinity."""
@@ -35,10 +38,6 @@ def sha256_of(file: Path) -> str:
 @lru_cache(maxsize=4096)
 def _sha256(file: Path, _mtime_ns: int, _size: int) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-NeutralKeys = Mapping[tuple[type[BaseModel], str], Collection[str]]
-"""(model, field that passes options through) -> options that do not change the result"""
 
 
 def content_of(model: BaseModel, neutral_keys: NeutralKeys) -> dict[str, Any]:

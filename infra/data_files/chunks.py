@@ -41,6 +41,9 @@ from infra.errors import InputError, TributaryError
 from infra.json_text import json_fault
 
 MOST_COLUMNS = 100_000
+CHUNK_BYTES = 1 << 20
+_HEAD = 1 << 16
+"""bytes that tell of what form a file is"""
 
 
 class _Record(NamedTuple):
@@ -196,11 +199,6 @@ def _records(lines: _Lines, header: _Header) -> Iterator[_Record]:
                 raise ValueError(f"line {line}: a quote opens here that nothing closes") from None
         if cells or fault:
             yield _Record(line, start, lines.at, cells, fault)
-
-
-CHUNK_BYTES = 1 << 20
-_HEAD = 1 << 16
-"""bytes that tell of what form a file is"""
 
 
 class LocalFile(Protocol):

@@ -48,6 +48,9 @@ _WORDS = {
 }
 """by which `datasets` knows splits"""
 _WORD = re.compile(rf"(?:^|[-_. 0-9])({'|'.join(_WORDS)})(?=$|[-_. 0-9])")
+_OUTSIDE = (
+    "files: {pattern} names {path}, which is outside of it; give the file itself if it is meant"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +163,6 @@ def _require_inside(fs: Any, paths: Sequence[str], folder: str, pattern: str) ->
         if not {here, *in_cache} & {*(target := Path(path).resolve()).parents}:
             link = f"{posixpath.relpath(path, folder)}, a link to {target}"
             raise InputError(_OUTSIDE.format(pattern=pattern, path=link))
-
-
-_OUTSIDE = (
-    "files: {pattern} names {path}, which is outside of it; give the file itself if it is meant"
-)
 
 
 def _refuse_kinds(fs: Any, paths: Sequence[str], folder: str, pattern: str, top: str) -> None:

@@ -23,6 +23,28 @@ _MOST_TEXT = 16 << 20
 """bytes of what a person wrote"""
 _SURE = 4
 """bytes: a text, such as the names of a table's columns, may begin with that many by chance"""
+_AS_TEXT = "save it as JSONL or CSV"
+_NO_TEXT = "only text is read"
+_NO_PROGRAM = "give the file that it writes"
+_UTF16 = ("UTF-16", "save it as UTF-8")
+_TORCH = "load it with torch and save the tensors as safetensors, or rows as JSONL"
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_OLD_TORCH = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+_PAGES = (b"<!doctype html", b"<html", b"<?xml")
+Kind: TypeAlias = Literal["json", "csv", "parquet", "arrow"]
+_TEXTS: dict[str, Kind] = {
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+_TABLES: dict[str, Kind] = {".parquet": "parquet", ".arrow": "arrow"}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+KINDS_READ = (
+    f"Read are {', '.join(_TEXTS)} (each also with {', '.join(_COMPRESSIONS)}),"
+    f" {', '.join(_TABLES)}, and folders of one kind of them"
+)
 
 
 class _Head(NamedTuple):
@@ -33,11 +55,6 @@ class _Head(NamedTuple):
     """what a reader of such files gives as `wanted`; empty where nothing here reads them"""
 
 
-_AS_TEXT = "save it as JSONL or CSV"
-_NO_TEXT = "only text is read"
-_NO_PROGRAM = "give the file that it writes"
-_UTF16 = ("UTF-16", "save it as UTF-8")
-_TORCH = "load it with torch and save the tensors as safetensors, or rows as JSONL"
 _HEADS = (
     _Head(b"PAR1", "Parquet", "name it .parquet", "parquet"),
     _Head(b"PARE", "encrypted Parquet", "decrypt it"),
@@ -79,9 +96,6 @@ _MEMBERS = (
     (b"", _Head(b"", "a zip archive", "unpack it")),
 )
 """what the end of the name of a zip archive's first file tells of it"""
-_POINTER = b"version https://git-lfs.github.com/spec/"
-_OLD_TORCH = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
-_PAGES = (b"<!doctype html", b"<html", b"<?xml")
 
 
 def other_kind(head: bytes, wanted: str = "") -> str:
@@ -174,22 +188,6 @@ def _is_text(head: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return b"\x00" not in head
-
-
-Kind: TypeAlias = Literal["json", "csv", "parquet", "arrow"]
-_TEXTS: dict[str, Kind] = {
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-}
-_TABLES: dict[str, Kind] = {".parquet": "parquet", ".arrow": "arrow"}
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-KINDS_READ = (
-    f"Read are {', '.join(_TEXTS)} (each also with {', '.join(_COMPRESSIONS)}),"
-    f" {', '.join(_TABLES)}, and folders of one kind of them"
-)
 
 
 def kind_of(path: str) -> Kind | None:

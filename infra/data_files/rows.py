@@ -21,6 +21,11 @@ _NAMED = 5
 """bad rows of each reason that are named"""
 _MANY = 0.05
 """share of rows that were left out, from which it is a warning"""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""what some programs begin UTF-8 with"""
+MOST_ROW = 64 << 20
+"""bytes of a line or an element; a small compressed file may hold one that fills the memory, and in
+CSV it is a quote that nobody closed"""
 
 
 @dataclass(slots=True)
@@ -121,11 +126,6 @@ class BadRow(Exception):
         self.reason = reason
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""what some programs begin UTF-8 with"""
-MOST_ROW = 64 << 20
-"""bytes of a line or an element; a small compressed file may hold one that fills the memory, and in
-CSV it is a quote that nobody closed"""
 MOST_EMPTY = 1 << 20
 """empty lines that follow one another; a small compressed file may hold hours of them"""
 

@@ -36,6 +36,8 @@ _PREFIXES = "DELTA_BYTE_ARRAY"
 """each value repeats the beginning of the one before"""
 _AT_ONCE = 256 << 20
 """bytes that values of other encodings may take while they are counted"""
+_MOST_DEEP = 300
+"""parts of a column's path; a list makes two of them"""
 
 
 def require_bounded(source: Any, metadata: Any, group: int, footer: Footer, name: str) -> None:
@@ -155,10 +157,6 @@ def _field(head: bytes, table: int, number: int) -> int:
         return 0
     offset = struct.unpack_from("<H", head, known + 4 + 2 * number)[0]
     return table + offset if offset else 0
-
-
-_MOST_DEEP = 300
-"""parts of a column's path; a list makes two of them"""
 
 
 class TableRows:

@@ -39,6 +39,7 @@ _READ_S = 600.0
 """what the imports of a library may take, and loading a task's data"""
 _COMMAND = "import sys; from infra.libraries.library import main; sys.exit(main(*sys.argv[1:]))"
 _SHOWN = 600
+PYCOSAT = "pycosat==0.6.6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +163,6 @@ def main(path: str, library: str, name: str, arguments: str, out: str) -> int:
         print(f"\na row is no JSON: {error}", file=sys.stderr)
         return BAD_INPUT
     return 0
-
-
-PYCOSAT = "pycosat==0.6.6"
 
 
 def load_reasoning_gym() -> Any:

@@ -33,6 +33,7 @@ _WITH_DEFAULT_SIGNALS = (
     "[signal.signal(s, signal.SIG_DFL) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)]; "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
+_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class ProcessRecord(Config):
@@ -167,9 +168,6 @@ def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
     except OSError:
         text = []
     return "\n".join(f"  | {line}" for line in text[-lines:]) or "  | (no log)"
-
-
-_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def _wait(

@@ -17,6 +17,8 @@ from typing import Any, TypeAlias, TypeVar
 from infra.home import SOURCE_ROOT
 
 _DEEPEST = 40
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def task_stacks() -> str:
@@ -74,10 +76,6 @@ def _line(frame: FrameType) -> str:
 def _shown(names: list[str], count: int = 4) -> list[str]:
     more = [f"and {len(names) - count} more"] if len(names) > count else []
     return sorted(Counter(names))[:count] + more
-
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 async def all_or_first_error(work: Sequence[Coroutine[Any, Any, A]]) -> list[A]:

@@ -19,6 +19,8 @@ _SIGNS = re.compile(
 )
 _LINES, _LONGEST = 4, 700
 _COUNTERS = Path("/proc/vmstat")
+_M_ARENA_MAX = -8
+"""of malloc.h"""
 
 
 def tells_of_memory(text: str) -> bool:
@@ -63,10 +65,6 @@ def tree_bytes(pid: int) -> int:
             with suppress(psutil.Error):
                 total += process.memory_full_info().uss
     return total
-
-
-_M_ARENA_MAX = -8
-"""of malloc.h"""
 
 
 def give_back_freed_memory() -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _LOWEST, _HIGHEST = 20_000, 32_000
 _DRAW = random.SystemRandom()
 """no seed reaches it: two processes that set one alike would choose the same ports at once"""
+_BYPASS = ("NO_PROXY", "no_proxy")
+_HERE = ("127.0.0.1", "localhost", "::1")
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "ws_proxy", "wss_proxy"})
 
 
 def is_free(port: int) -> bool:
@@ -67,11 +70,6 @@ def loosed(reply: httpx.Response) -> httpx.Response:
 
     reply.stream = httpx.ByteStream(b"")
     return reply
-
-
-_BYPASS = ("NO_PROXY", "no_proxy")
-_HERE = ("127.0.0.1", "localhost", "::1")
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "ws_proxy", "wss_proxy"})
 
 
 def bypass_env(*hosts: str) -> dict[str, str]:

@@ -10,6 +10,13 @@ from typing import Literal, Protocol
 from infra.errors import InputError, TributaryError
 from infra.sandbox.trees import pack_files
 
+WORK_ENVIRONMENT: Mapping[str, str] = {
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""what every command gets, with HOME and TMPDIR at its folder; nothing of ours is inherited"""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -49,14 +56,6 @@ class SandboxResult:
     truncated: bool
     seconds: float
     cpu_seconds: float = 0.0
-
-
-WORK_ENVIRONMENT: Mapping[str, str] = {
-    "LANG": "C.UTF-8",
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-"""what every command gets, with HOME and TMPDIR at its folder; nothing of ours is inherited"""
 
 
 class SandboxLost(TributaryError):

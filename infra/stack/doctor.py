@@ -21,6 +21,10 @@ from infra.stack.stack_ports import exposure
 from infra.tracking.refusals import num_refused, refused_folder
 
 _GIB = 2**30
+FREE_GIB = 5.0
+SOCKET_PATH_BYTES = 107
+RAY_SOCKET_BYTES = 66
+"""how far below its folder Ray's longest socket name reaches"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,6 @@ def _state(node: Any) -> HostState:
         gpus=int((raylet.get("resourcesTotal") or {}).get("GPU", 0)),
         free_gib=memory[1] / _GIB,
     )
-
-
-FREE_GIB = 5.0
-SOCKET_PATH_BYTES = 107
-RAY_SOCKET_BYTES = 66
-"""how far below its folder Ray's longest socket name reaches"""
 
 
 def doctor() -> list[Check]:

@@ -17,6 +17,16 @@ from packaging.requirements import Requirement
 from infra.cuda import TorchBuild, compile_problem, has_cuda
 from infra.home import SOURCE_ROOT
 
+PYTHONS = ("3.11", "3.12", "3.13")
+_CPU_LOCK, _CUDA_LOCK = "cpu.txt", "cuda.txt"
+TORCH_LOADS_S = 180.0
+"""bound for importing torch in a process of its own, on a cold and crowded disk"""
+_ASK_TORCH = """
+import dataclasses, json
+from infra.cuda import torch_build
+print(json.dumps(dataclasses.asdict(torch_build())))
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -29,17 +39,6 @@ class Check:
     """the command or act that makes it right; empty when it is"""
     warns: bool = False
     """all works, and `detail` is something to know"""
-
-
-PYTHONS = ("3.11", "3.12", "3.13")
-_CPU_LOCK, _CUDA_LOCK = "cpu.txt", "cuda.txt"
-TORCH_LOADS_S = 180.0
-"""bound for importing torch in a process of its own, on a cold and crowded disk"""
-_ASK_TORCH = """
-import dataclasses, json
-from infra.cuda import torch_build
-print(json.dumps(dataclasses.asdict(torch_build())))
-"""
 
 
 def python_version() -> Check:

@@ -21,6 +21,10 @@ RESOURCE = "prefect.resource.id"
 LEFT = "tributary.flow-run.left"
 """event of a flow whose process ended while its run is suspended or has a new process"""
 _ENDED = ("Completed", "Failed", "Crashed", "Cancelled", "TimedOut")
+CALL_SECONDS = 30.0
+"""for one answer: a server that has just started on a busy machine is slow at first"""
+BUSY_SECONDS = 120.0
+Body = dict[str, Any] | list[dict[str, Any]]
 
 
 def automation() -> dict[str, Any]:
@@ -50,12 +54,6 @@ def automation() -> dict[str, Any]:
             }
         ],
     }
-
-
-CALL_SECONDS = 30.0
-"""for one answer: a server that has just started on a busy machine is slow at first"""
-BUSY_SECONDS = 120.0
-Body = dict[str, Any] | list[dict[str, Any]]
 
 
 def furnish(stack: Stack) -> None:

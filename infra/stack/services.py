@@ -28,16 +28,6 @@ from infra.tracking.server_app import APP
 VARIABLE = "TRIBUTARY_KEEP_DAYS"
 DEFAULT = 90
 DAY_S = 86_400
-
-
-def kept_days() -> int:
-    """Raises InputError for what is no number of days."""
-    text = os.environ.get(VARIABLE, "") or str(DEFAULT)
-    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
-        raise InputError(f"{VARIABLE}={text}: give a number of days, e.g. {DEFAULT}")
-    return int(text)
-
-
 # The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
 # idle actors of a demo exist side by side.
 RAY_LOGICAL_CPUS = 64
@@ -51,6 +41,14 @@ _PASSED_ON = (LIMIT_VARIABLE, CHECK_WEIGHTS)
 """what the stages, and what they start, read themselves"""
 _BOUNDED_HEADS = ("--http", "h11")
 """uvicorn's usual reader keeps a head of any size, which comes before a key is asked for"""
+
+
+def kept_days() -> int:
+    """Raises InputError for what is no number of days."""
+    text = os.environ.get(VARIABLE, "") or str(DEFAULT)
+    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
+        raise InputError(f"{VARIABLE}={text}: give a number of days, e.g. {DEFAULT}")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ PARTS = (
     "ray_agent_grpc",
     "ray_runtime_env",
 )
+PROBE_SECONDS = 3.0
+_ASKED = (401, 403)
 
 
 def choose_ports(before: Mapping[str, int]) -> dict[str, int]:
@@ -75,10 +77,6 @@ def fixed_ports(written: str) -> dict[str, int]:
             raise InputError(f"{VARIABLE}: {entry}: the port is given twice")
         ports[part] = int(number)
     return ports
-
-
-PROBE_SECONDS = 3.0
-_ASKED = (401, 403)
 
 
 def exposure(stack: Stack) -> Check:

@@ -15,6 +15,12 @@ from infra.config import Found
 from infra.cuda import gpu_name
 from infra.store.store import FileRecord
 
+# Those whose version can change numbers.
+_LIBRARIES = (
+    "torch", "megatron-core", "sglang", "transformers", "tokenizers", "safetensors", "numpy",
+    "ray", "math-verify", "reasoning-gym",
+)  # fmt: skip
+
 
 class StageWarning(Found):
     """What a person must know before they trust a stage's result: it trained on little, say.
@@ -34,13 +40,6 @@ class StageWarning(Found):
     def __str__(self) -> str:
         said = f"{self.what}: {self.cause}" if self.cause else self.what
         return f"{said}. {self.advice[:1].upper()}{self.advice[1:]}" if self.advice else said
-
-
-# Those whose version can change numbers.
-_LIBRARIES = (
-    "torch", "megatron-core", "sglang", "transformers", "tokenizers", "safetensors", "numpy",
-    "ray", "math-verify", "reasoning-gym",
-)  # fmt: skip
 
 
 class _Stored(Found):

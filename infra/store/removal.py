@@ -20,6 +20,19 @@ from infra.store.manifest import ArtifactRecord
 from infra.store.store import Store
 
 _FOLDER = "pins"
+_SHORT = 12
+_ARTIFACTS, _CHECKPOINTS = "artifacts", "checkpoints"
+RESULTS = "results"
+"""what evaluations said of a model, by the first digits of its digest"""
+NoteKind: TypeAlias = Literal[
+    "rollouts", "turns", "takes", "trained", "shown", "told", "searches", "findings"
+]
+"""`rollouts`: finished ones, by ticket. `turns`: those of unfinished rollouts, by ticket. `takes`:
+which tickets a step is trained on, by step. `trained`: the rollouts of these tickets, by step,
+where they are kept for a replay. `shown`: the rollouts to browse of the steps before a checkpoint,
+by its step. `told`: results that a data source was told, by how many there were before.
+`searches`: what came of one for the sampling temperature, by the step before it.
+`findings`: on problems that were tried, under 0"""
 
 
 class Pin(Config):
@@ -65,12 +78,6 @@ def _path(record: ArtifactRecord) -> str:
     return f"{_FOLDER}/{record.kind}-{record.digest[:12]}.json"
 
 
-_SHORT = 12
-_ARTIFACTS, _CHECKPOINTS = "artifacts", "checkpoints"
-RESULTS = "results"
-"""what evaluations said of a model, by the first digits of its digest"""
-
-
 def with_checkpoints(store: Store) -> set[tuple[str, str]]:
     """Kind and first twelve digits of stages that left checkpoints, finished or not."""
     kinds = store.listdir(_CHECKPOINTS)
@@ -104,17 +111,6 @@ def remove(store: Store, cache: Path, kind: str, digest: str) -> None:
     store.delete_tree(f"{_CHECKPOINTS}/{kind}/{digest[:_SHORT]}")
     store.delete_tree(f"{RESULTS}/{digest[:_SHORT]}")
     shutil.rmtree(cache / place, ignore_errors=True)
-
-
-NoteKind: TypeAlias = Literal[
-    "rollouts", "turns", "takes", "trained", "shown", "told", "searches", "findings"
-]
-"""`rollouts`: finished ones, by ticket. `turns`: those of unfinished rollouts, by ticket. `takes`:
-which tickets a step is trained on, by step. `trained`: the rollouts of these tickets, by step,
-where they are kept for a replay. `shown`: the rollouts to browse of the steps before a checkpoint,
-by its step. `told`: results that a data source was told, by how many there were before.
-`searches`: what came of one for the sampling temperature, by the step before it.
-`findings`: on problems that were tried, under 0"""
 
 
 class Retention(Config):

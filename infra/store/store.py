@@ -43,6 +43,14 @@ _BROKEN_OFF = {
 
 _LASTING = (501, 507)
 """HTTP: not implemented, no room"""
+CHUNK_BYTES = 1 << 20
+PART_BYTES = 64 * CHUNK_BYTES
+"""of a large file, after which progress is told"""
+HOME_VARIABLE = "$TRIBUTARY_HOME"
+"""in a root it means the home also where the variable is not set"""
+TRANSFERS = 8
+"""files of one folder that travel side by side"""
+OnProgress: TypeAlias = Callable[[], object]
 
 
 def explain(error: Exception, action: str, place: str) -> StorageError:
@@ -140,18 +148,6 @@ def _response(error: BaseException | None) -> dict[str, Any]:
             return response
         error = error.__cause__
     return {}
-
-
-CHUNK_BYTES = 1 << 20
-PART_BYTES = 64 * CHUNK_BYTES
-"""of a large file, after which progress is told"""
-HOME_VARIABLE = "$TRIBUTARY_HOME"
-"""in a root it means the home also where the variable is not set"""
-TRANSFERS = 8
-"""files of one folder that travel side by side"""
-
-
-OnProgress: TypeAlias = Callable[[], object]
 
 
 def _ignore() -> None:

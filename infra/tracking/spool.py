@@ -30,6 +30,12 @@ from infra.tracking.params import MlflowKeys
 from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Metric, MlflowFailed, MlflowRefused, MlflowRest
 
+_LINES_AT_ONCE = 20
+"""of a file that another process left: it may be as long as the server was down"""
+_FAILURES = 3
+"""answers with an error of the server's own that are taken for its being busy"""
+_log = logging.getLogger(__name__)
+
 
 class KnownSteps:
     """Kept as runs of steps that are equally far apart: a metric of every step, or of every tenth,
@@ -58,13 +64,6 @@ class KnownSteps:
             self._runs[-1] = range(last[0], step + 1, last.step)
         else:
             self._runs.append(range(step, step + 1))
-
-
-_LINES_AT_ONCE = 20
-"""of a file that another process left: it may be as long as the server was down"""
-_FAILURES = 3
-"""answers with an error of the server's own that are taken for its being busy"""
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

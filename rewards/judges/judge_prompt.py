@@ -23,6 +23,10 @@ from rewards.text import spoken
 RUBRIC = "rubric"
 PLACES = ("question", "answer", "conversation", "reference", RUBRIC)
 _OF_ROWS = ("reference", RUBRIC)
+SHOWN = 300
+"""characters of the judge's answer that are kept with the sample"""
+_SEARCH_S = 1.0
+"""what the search for a pattern may take"""
 
 
 def prompt_fault(template: str) -> str:
@@ -216,12 +220,6 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError(f"pattern: is no regular expression: {error}") from None
     if groups > 1:
         raise ValueError(f"pattern: has {groups} groups; one says what counts")
-
-
-SHOWN = 300
-"""characters of the judge's answer that are kept with the sample"""
-_SEARCH_S = 1.0
-"""what the search for a pattern may take"""
 
 
 def takes_reference_prompt(settings: JudgeQuestion, problem: Problem) -> bool:

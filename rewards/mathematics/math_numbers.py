@@ -49,6 +49,48 @@ _IN_BASE = re.compile(
     r"(?:_\{?(?:\\text\{)? ?(?:base[ -]?)?(\w+?)\}*"
     r"|(?:\\text\{)? ?\(?(?:in )?base[ -]\}?(\w+)\)?\}?)"
 )
+PERCENT = "%"
+_SPELLINGS: Mapping[str, str] = {
+    "m": "meter metre", "cm": "centimeter centimetre", "mm": "millimeter millimetre",
+    "km": "kilometer kilometre", "in": "inch inches", "ft": "foot feet", "yd": "yard",
+    "mi": "mile", "g": "gram gramme gm", "kg": "kilogram kilogramme kgs", "mg": "milligram",
+    "lb": "pound lbs", "oz": "ounce", "t": "tonne", "s": "second sec", "min": "minute",
+    "h": "hour hr", "day": "", "week": "", "month": "", "yr": "year", "ms": "millisecond",
+    "L": "liter litre l", "mL": "milliliter millilitre ml", "gal": "gallon", "Hz": "hertz",
+    "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "Pa": "pascal",
+    "A": "ampere amp", "kW": "kilowatt", "MW": "megawatt", "kJ": "kilojoule", "mol": "mole",
+    "rad": "radian", "¤": "dollar usd buck", "€": "euro eur",
+    "£": "gbp", "¥": "yen jpy", "₹": "rupee rs", "cent": "", "degree": "deg", "C": "celsius",
+    "F": "fahrenheit", "unit": "",
+}  # fmt: skip
+_KNOWN = {
+    spelling: unit
+    for unit, others in _SPELLINGS.items()
+    for name in (unit, *others.split())
+    for spelling in ({name, f"{name}s"} if len(name) > 1 else {name})
+}
+_SCALES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "quadrillion": 10**15, "lakh": 10**5, "crore": 10**7, "dozen": 12,
+}  # fmt: skip
+_NUMERALS = (
+    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|"
+    r"nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|zero|point"
+)
+_ORDINALS = (
+    r"halves|half|third|(?:n|four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|"
+    r"eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|\w*illion)th|quarter"
+)
+_NO_UNITS = re.compile(
+    rf"pi|sqrt|root|log|ln|lg|sin|cos|tan|exp|factorial|mod|or|and|not|no|to|infinity|over|base|"
+    rf"(?:{_ORDINALS}|{_NUMERALS})s?|gross|score|bps|basis|less|more|fewer|greater|below|above|under|"
+    rf"beyond|plus|minus|negative|minimum|maximum|least|most|something|ish|repeating|recurring|"
+    rf"wrong|incorrect|false"
+)
+"""words after a number that make another of it"""
+_TOKEN = re.compile(r"[A-Za-z]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
+_FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,50 +263,6 @@ def _with_unit(
 def _is_whole(found: re.Match[str]) -> bool:
     """Whether what stands below the line is 1."""
     return [part for part in found.groups() if part][-1] == "1"
-
-
-PERCENT = "%"
-_SPELLINGS: Mapping[str, str] = {
-    "m": "meter metre", "cm": "centimeter centimetre", "mm": "millimeter millimetre",
-    "km": "kilometer kilometre", "in": "inch inches", "ft": "foot feet", "yd": "yard",
-    "mi": "mile", "g": "gram gramme gm", "kg": "kilogram kilogramme kgs", "mg": "milligram",
-    "lb": "pound lbs", "oz": "ounce", "t": "tonne", "s": "second sec", "min": "minute",
-    "h": "hour hr", "day": "", "week": "", "month": "", "yr": "year", "ms": "millisecond",
-    "L": "liter litre l", "mL": "milliliter millilitre ml", "gal": "gallon", "Hz": "hertz",
-    "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "Pa": "pascal",
-    "A": "ampere amp", "kW": "kilowatt", "MW": "megawatt", "kJ": "kilojoule", "mol": "mole",
-    "rad": "radian", "¤": "dollar usd buck", "€": "euro eur",
-    "£": "gbp", "¥": "yen jpy", "₹": "rupee rs", "cent": "", "degree": "deg", "C": "celsius",
-    "F": "fahrenheit", "unit": "",
-}  # fmt: skip
-_KNOWN = {
-    spelling: unit
-    for unit, others in _SPELLINGS.items()
-    for name in (unit, *others.split())
-    for spelling in ({name, f"{name}s"} if len(name) > 1 else {name})
-}
-_SCALES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "quadrillion": 10**15, "lakh": 10**5, "crore": 10**7, "dozen": 12,
-}  # fmt: skip
-_NUMERALS = (
-    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|"
-    r"nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|zero|point"
-)
-_ORDINALS = (
-    r"halves|half|third|(?:n|four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|"
-    r"eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|\w*illion)th|quarter"
-)
-_NO_UNITS = re.compile(
-    rf"pi|sqrt|root|log|ln|lg|sin|cos|tan|exp|factorial|mod|or|and|not|no|to|infinity|over|base|"
-    rf"(?:{_ORDINALS}|{_NUMERALS})s?|gross|score|bps|basis|less|more|fewer|greater|below|above|under|"
-    rf"beyond|plus|minus|negative|minimum|maximum|least|most|something|ish|repeating|recurring|"
-    rf"wrong|incorrect|false"
-)
-"""words after a number that make another of it"""
-_TOKEN = re.compile(r"[A-Za-z]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
-_FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 
 
 def read_unit(text: str) -> tuple[str, Fraction] | None:

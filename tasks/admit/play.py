@@ -23,6 +23,13 @@ from engines.types import (
     Transcript,
 )
 
+Policy = Callable[[Sequence[Message]], AssistantTurn]
+"""the next turn, from the messages after the prompt so far"""
+NOTHING = AssistantTurn("", "", None, ())
+MOST_WORDS = 200
+"""of what was seen, that calls are made of"""
+_WORD = re.compile(r"[^\s:,;()'\"]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
@@ -100,14 +107,6 @@ async def _converse(
     finally:
         if episode is not None:
             await episode.close()
-
-
-Policy = Callable[[Sequence[Message]], AssistantTurn]
-"""the next turn, from the messages after the prompt so far"""
-NOTHING = AssistantTurn("", "", None, ())
-MOST_WORDS = 200
-"""of what was seen, that calls are made of"""
-_WORD = re.compile(r"[^\s:,;()'\"]+")
 
 
 def say(turns: Sequence[Message]) -> Policy:

@@ -37,6 +37,9 @@ Each is an event of 11 kB in Prefect's database, so a stage of days changes its 
 LONGEST_LINE = 240
 """characters of a log line on the page; the job's own log has all of it"""
 _BAR = 20
+RunStage = Callable[[Any, Mapping[str, ArtifactRecord], JobWatcher], tuple[ArtifactRecord, bool]]
+Url = Callable[[str], str]
+"""the page of a job by its id, or of a stage's MLflow run by its name; empty for none"""
 
 
 class Stage(Protocol):
@@ -48,11 +51,6 @@ class Stage(Protocol):
     def kind(self) -> str: ...
     @property
     def steps(self) -> int: ...
-
-
-RunStage = Callable[[Any, Mapping[str, ArtifactRecord], JobWatcher], tuple[ArtifactRecord, bool]]
-Url = Callable[[str], str]
-"""the page of a job by its id, or of a stage's MLflow run by its name; empty for none"""
 
 
 @task(task_run_name="{stage.name}", cache_policy=NO_CACHE, persist_result=False)

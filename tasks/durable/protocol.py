@@ -20,6 +20,10 @@ from infra.user_files import UserFiles
 from tasks.stage import Resources, StageResources
 
 MARK = "@tributary "
+_UNIFIED = "unified"
+_SCORE = "score/"
+_MOST = 3
+"""scores in one line"""
 
 
 class JobInput(Config):
@@ -105,12 +109,6 @@ def _event(job: str, text: str) -> Any:
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and event.get("job") == job else None
-
-
-_UNIFIED = "unified"
-_SCORE = "score/"
-_MOST = 3
-"""scores in one line"""
 
 
 def outcome_of(metrics: Mapping[str, float], planned_steps: int) -> str:

@@ -35,6 +35,8 @@ PROGRESS_SECONDS = 0.5
 LINE_SECONDS, MOST_LINE_SECONDS, LINE_SHARE = 1.0, 30.0, 0.002
 """between two steps that the log shows: at first, at most, and of what the stage has run. Ray, the
 flow and Prefect each pass every line on, and Prefect keeps each; MLflow has every step"""
+_LOOK_S, _SHOW_S, _OVER_S = 1.0, 10.0, 60.0
+"""how often to look for outages, and to show that they last; how long after one it is over"""
 
 
 def line_pause(seconds: float) -> float:
@@ -109,10 +111,6 @@ class JobReporter:
             from infra.tracking.tracker import final
 
             self.tracker.log(self.run, 0, final(record.metrics))
-
-
-_LOOK_S, _SHOW_S, _OVER_S = 1.0, 10.0, 60.0
-"""how often to look for outages, and to show that they last; how long after one it is over"""
 
 
 async def saying_outages(body: Coroutine[Any, Any, object], reporter: JobReporter) -> object:

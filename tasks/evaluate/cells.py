@@ -33,6 +33,9 @@ from tasks.evaluate.spec import EvaluateSpec, SamplingSetting
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
 and of so many others that failed; as long as they are few tokens"""
+FEWEST = 8
+"""verdicts from which a rule about them holds: a domain's rewards are at fault that failed as many,
+of as many"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +284,6 @@ def _pathologies(groups: Sequence[Sequence[Rollout]]) -> dict[str, list[float | 
     ]
     kinds = [kind for kind in PATHOLOGIES if any(kind in of for group in shown for of in group)]
     return {k: [mean([k in of for of in g]) if g else None for g in shown] for k in kinds}
-
-
-FEWEST = 8
-"""verdicts from which a rule about them holds: a domain's rewards are at fault that failed as many,
-of as many"""
 
 
 def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:

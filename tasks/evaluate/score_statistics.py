@@ -11,6 +11,8 @@ from infra.config import Found
 
 Z95 = 1.959964
 """standard normal quantile at 97.5%"""
+CUTTABLE = "conversation"
+"""the driver whose rollouts tell what fewer turns would have come to"""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -109,10 +111,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     middle = (centre + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * math.sqrt(spread / trials + z2 / (4 * trials**2))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-CUTTABLE = "conversation"
-"""the driver whose rollouts tell what fewer turns would have come to"""
 
 
 class ScalingPoint(Found):

@@ -34,6 +34,9 @@ from tasks.evaluate.spec import EvaluateSpec
 from tasks.served.served_roles import is_role
 from tasks.stage import StageContext
 
+ANY = "model"
+"""what a model is called in an evaluation of it alone"""
+
 
 def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
     """The content of `scores.json`: tables by model and domain, and every cell in full.
@@ -118,10 +121,6 @@ def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
     for (model, domain), value in cells.items():
         table.setdefault(model, {})[domain] = value
     return table
-
-
-ANY = "model"
-"""what a model is called in an evaluation of it alone"""
 
 
 @dataclass(frozen=True, slots=True)

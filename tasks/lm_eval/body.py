@@ -30,6 +30,9 @@ from tasks.stage import StageContext
 _ANY_FILTER = "none"
 """what lm-eval calls the answer as it is"""
 _CLOSE = 1e-9
+_END_S = 10.0
+_ANY = "model"
+"""what a model is called in an evaluation of it alone"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,6 @@ def scores_file(scores: Mapping[str, Sequence[TaskScore]]) -> dict[str, Any]:
         },
         "cells": [{"model": model, **asdict(s)} for model, of in scores.items() for s in of],
     }
-
-
-_END_S = 10.0
-_ANY = "model"
-"""what a model is called in an evaluation of it alone"""
 
 
 async def run(spec: LmEvalSpec, context: StageContext) -> dict[str, float]:

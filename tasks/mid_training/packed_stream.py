@@ -30,6 +30,8 @@ _WINDOW_TOKENS, _FEWEST, _MOST = 1 << 21, 16, 64
 """tokens of a window of documents, and how many sequences these are at least and at most"""
 _Piece: TypeAlias = tuple[int, TokenSequence]
 """a document or a piece of one, with the number of its source"""
+_MARK = "\ufdd0"
+"""no character of any language: stands at both ends of a text while its place is looked for"""
 
 
 class PackedStream(MixedStream):
@@ -126,10 +128,6 @@ def cut(document: TokenSequence, length: int) -> Iterator[TokenSequence]:
     tokens, mask, weight = document.tokens, document.loss_mask, document.weight
     for at in range(0, max(len(tokens) - 1, 1), length - 1):
         yield TokenSequence(tokens[at : at + length], mask[at : at + length], weight)
-
-
-_MARK = "\ufdd0"
-"""no character of any language: stands at both ends of a text while its place is looked for"""
 
 
 @shallow

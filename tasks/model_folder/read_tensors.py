@@ -19,6 +19,19 @@ from tasks.model_folder.model_files import ModelFiles
 _FLOATS = ("BF16", "F16", "F32", "F64")
 _SHOWN = 3
 _COMPARED_BYTES = 4096
+_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+}
+"""of an element; one byte for any other type"""
+_GUESS = 1 << 16
+"""bytes that hold most headers: one request a file is then enough"""
+_LARGEST_HEADER = 100_000_000
+"""bytes; the safetensors format allows no larger one"""
+_MOST_AXES = 64
+"""of a tensor; torch knows no more"""
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 
 def tensor_problems(
@@ -115,21 +128,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _text(size: tuple[int, ...]) -> str:
     return " x ".join(map(str, size)) or "of a single number"
-
-
-_BYTES = {
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-}
-"""of an element; one byte for any other type"""
-_GUESS = 1 << 16
-"""bytes that hold most headers: one request a file is then enough"""
-_LARGEST_HEADER = 100_000_000
-"""bytes; the safetensors format allows no larger one"""
-_MOST_AXES = 64
-"""of a tensor; torch knows no more"""
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ _AHEAD = 64
 _REFERENCE = "reference.npy"
 _TOKENS_A_CALL = 1 << 16
 """that the reference scores, about"""
+_Made = tuple[Judged, list[TokenSequence]]
 
 
 @dataclass(slots=True)
@@ -133,9 +134,6 @@ def load_preferences(
                 found.add(*row, compares)
         if not tally.read:
             raise InputError(f"data.{number}.files: {', '.join(source.files)} hold no row")
-
-
-_Made = tuple[Judged, list[TokenSequence]]
 
 
 def _judged(

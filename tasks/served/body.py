@@ -23,6 +23,9 @@ from tasks.model_folder.read_tensors import stored_tensors, weight_files
 from tasks.served.spec import ServedSpec
 from tasks.stage import StageContext
 
+_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".py", "README.md", "LICENSE")
+"""ends of the names of files to copy besides the weights"""
+
 
 def served_folder_problems(url: str) -> list[str]:
     """Each begins with the folder or the file. Raises StorageError if it is out of reach."""
@@ -82,10 +85,6 @@ def add_head_bias(folder: Path) -> None:
     save_file({_BIAS: np.zeros(outputs, np.float32)}, folder / _FILE, metadata={"format": "pt"})
     file_of = {name: tensor.file for name, tensor in tensors.items()} | {_BIAS: _FILE}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
-
-
-_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".py", "README.md", "LICENSE")
-"""ends of the names of files to copy besides the weights"""
 
 
 async def run(spec: ServedSpec, context: StageContext) -> dict[str, float]:

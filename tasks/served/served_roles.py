@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 INPUT = "role."
 """what the names of a stage's inputs begin with that are such models; no other name has a dot"""
 AnyDomain: TypeAlias = Domain | ScoredDomain
+TIMEOUT_S = 600.0
+"""of one sample, once it has a place at a server"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,6 @@ class RoleClients:
     async def _close(self) -> None:
         for client in self._clients.values():
             await client.close()
-
-
-TIMEOUT_S = 600.0
-"""of one sample, once it has a place at a server"""
 
 
 def _address(text: str) -> str:

@@ -32,6 +32,13 @@ _STATE_FILE = "state.json"
 _WINDOW = 20
 """number of last steps over which the summary averages"""
 _CURVES = ("loss", "grad_norm", "lr")
+_TRAINER_FOLDER = "trainer"
+_CALL_S = 1.0
+"""seconds of training that one call to the trainer is sized for: long enough that its cost
+vanishes, short enough that progress is seen and a stop obeyed"""
+_MAX_STEPS_A_CALL = 50
+Steps = Callable[[TrainerGroup, list[B]], Awaitable[list[dict[str, float]]]]
+"""one optimizer step a batch; metrics of each"""
 
 
 class SftRecord:
@@ -131,13 +138,6 @@ class SftRecord:
             self._reporter.metrics(int(step), metrics)
 
 
-_TRAINER_FOLDER = "trainer"
-_CALL_S = 1.0
-"""seconds of training that one call to the trainer is sized for: long enough that its cost
-vanishes, short enough that progress is seen and a stop obeyed"""
-_MAX_STEPS_A_CALL = 50
-
-
 async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
     """Train `inputs["model"]`; `context.out` becomes an HF folder.
 
@@ -188,10 +188,6 @@ class Schedule(Protocol):
 
     @property
     def trainer(self) -> TrainerSettings: ...
-
-
-Steps = Callable[[TrainerGroup, list[B]], Awaitable[list[dict[str, float]]]]
-"""one optimizer step a batch; metrics of each"""
 
 
 async def train_on(

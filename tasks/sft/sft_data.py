@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 """conversations left out that are named"""
+_Source: TypeAlias = "Callable[[], Iterator[_Solved]]"
+"""the same conversations each time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,6 @@ class _Solved:
     turns: tuple[Message, ...]
     sequence: TokenSequence | None = None
     """None: as the template writes it"""
-
-
-_Source: TypeAlias = "Callable[[], Iterator[_Solved]]"
-"""the same conversations each time"""
 
 
 def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path], scratch: Path) -> SftData:

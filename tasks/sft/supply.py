@@ -34,6 +34,7 @@ _LITTLE = 0.01
 Batch = list[TokenSequence]
 B = TypeVar("B")
 """what one optimizer step trains on"""
+_POSITION_FILE = "data.json"
 
 
 class Supply(Protocol[B]):
@@ -156,9 +157,6 @@ class ListSupply:
             "without_thinking": float(self._data.without_thinking),
             "unrendered": float(len(self._data.unrendered)),
         }
-
-
-_POSITION_FILE = "data.json"
 
 
 def open_files(spec: SftSpec, context: StageContext) -> FileSupply:

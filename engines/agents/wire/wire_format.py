@@ -10,6 +10,11 @@ from pydantic import BaseModel
 
 from engines.types import AssistantTurn, Json, Message, Tool
 
+MOST_PARTS = 10_000
+"""messages, pieces of them and tools of a conversation"""
+MODEL = "policy"
+"""the name of the model that a session is given, whatever a request asks for"""
+
 
 class WireFormat(Protocol):
     """Pure functions between bytes and what they say."""
@@ -54,12 +59,6 @@ class WireFormat(Protocol):
     def sign_of_life(self) -> bytes:
         """What a stream says while the policy thinks."""
         ...
-
-
-MOST_PARTS = 10_000
-"""messages, pieces of them and tools of a conversation"""
-MODEL = "policy"
-"""the name of the model that a session is given, whatever a request asks for"""
 
 
 class Refusal(Exception):

@@ -12,6 +12,16 @@ from typing import Any
 from infra.data_files.heads import HEAD_BYTES, other_text
 from infra.errors import InputError
 
+_ORIGINAL = "original_max_position_embeddings"
+_NEEDED = {
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
+    "yarn": ("factor", _ORIGINAL),
+}
+_OTHER_YARN = frozenset(
+    {"attention_factor", "attn_factor", "extrapolation_factor", "mscale", "mscale_all_dim"}
+    | {"truncate"}
+)
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; raises InputError if it is missing or unreadable."""
@@ -198,17 +208,6 @@ def read_rope(
         original_max_positions=positive_int(stated, "original_max_position_embeddings"),
         share=written,
     )
-
-
-_ORIGINAL = "original_max_position_embeddings"
-_NEEDED = {
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
-    "yarn": ("factor", _ORIGINAL),
-}
-_OTHER_YARN = frozenset(
-    {"attention_factor", "attn_factor", "extrapolation_factor", "mscale", "mscale_all_dim"}
-    | {"truncate"}
-)
 
 
 def stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,9 @@ _FUSED = {
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 """a routed expert's parameter; all experts of a layer are stored as one tensor"""
 _SHOWN = 3
+INDEX = ".metadata"
+_LARGEST = 1 << 30
+"""bytes: the index of a model with a million stored pieces has less"""
 
 
 def is_dist_folder(names: Collection[str]) -> bool:
@@ -136,9 +139,6 @@ def parameters(shape: ModelShape) -> Iterator[tuple[str, int | None]]:
                 yield f"mlp.experts.local_experts.{number}.{name}", layer
 
 
-INDEX = ".metadata"
-_LARGEST = 1 << 30
-"""bytes: the index of a model with a million stored pieces has less"""
 _DESCRIPTIONS = {
     "torch.distributed.checkpoint.metadata": {
         *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),

@@ -38,6 +38,8 @@ _STEP_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 """between two questions whether ranks have written"""
 _SLOWEST_TOKENS_PER_S = 5.0
+_START_S = 600.0
+"""what ranks may take to be warm: they are replaced once, each within its own bound"""
 
 
 class RankGroup:
@@ -181,10 +183,6 @@ class RankGroup:
         except asyncio.CancelledError:
             lease.fault = EngineError(f"{method} was cancelled while the ranks worked on it")
             raise
-
-
-_START_S = 600.0
-"""what ranks may take to be warm: they are replaced once, each within its own bound"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from engines.megatron.rl.trainer import RlTrainer
     from engines.step_inputs import StepInputs
 
+Floats: TypeAlias = NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
@@ -85,9 +87,6 @@ class TopTokens:
 
     def _rows(self, pack: Pack) -> NDArray[np.int64]:
         return np.searchsorted(self.places, pack.targets)
-
-
-Floats: TypeAlias = NDArray[np.float32]
 
 
 class Reference:

@@ -35,6 +35,10 @@ Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
 Angles: TypeAlias = tuple[Tensor, Tensor]
 """of a rotary embedding at a pack's positions: cosines [T, 1, D] and sines [T, 1, R / 2], of which
 R of each head are rotated"""
+Ints = NDArray[np.int64]
+SHORT = 256
+"""sequences of up to this many tokens share a block, padded to the longest of them: so short, more
+calls save little"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +270,6 @@ def _to_device(array: NDArray[Any]) -> Tensor:
 
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.to(device.device(), non_blocking=True) if device.has_cuda() else tensor
-
-
-Ints = NDArray[np.int64]
-
-SHORT = 256
-"""sequences of up to this many tokens share a block, padded to the longest of them: so short, more
-calls save little"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from engines.megatron.train.pack import FlatSequences, Pack
 from engines.megatron.train.speed import Stopwatch
 from engines.megatron.train.training import Training
 
+Doubles = NDArray[np.float64]
+
 
 class SftTrainer(Training):
     """This process's share of one policy: trained on what it is shown, scored, exported."""
@@ -96,9 +98,6 @@ def _weights(batch: Sequence[TokenSequence]) -> NDArray[np.float32] | None:
     """None where all count the same: then nothing is multiplied."""
     weights = np.array([sequence.weight for sequence in batch], np.float32)
     return None if (weights == 1).all() else weights
-
-
-Doubles = NDArray[np.float64]
 
 
 class PreferenceTrainer(SftTrainer):

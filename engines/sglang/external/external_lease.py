@@ -44,6 +44,8 @@ _HUNG_S = 60.0
 """how long a server may leave a question open, apart from reading its weights"""
 _RETRY_S = 15.0
 _log = logging.getLogger(__name__)
+_WATCH_S = 1.0
+_ASK_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +196,6 @@ async def _look(url: str) -> _Look:
         return _Look(is_gone=True)
     except EngineError:
         return _Look()
-
-
-_WATCH_S = 1.0
-_ASK_AGAIN_S = 2.0
 
 
 class ExternalLease:

@@ -27,6 +27,67 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _VOCABULARY = re.compile(r"valid range is \[0, (\d+)\)")
 _NO_TOKEN = 10**9
 _SECRETS = ("api_key", "admin_api_key")
+_PROBE_S = 60.0
+_TOKENS = 8
+_PROMPT = [1, 2, 3, 4]
+_SAMPLING: dict[str, Any] = {
+    "max_new_tokens": _TOKENS,
+    "temperature": 1.0,
+    "sampling_seed": 17,
+    "ignore_eos": True,
+}
+_SHAPE = (
+    "architectures",
+    "attention_bias",
+    "first_k_dense_replace",
+    "head_dim",
+    "hidden_act",
+    "hidden_activation",
+    "hidden_size",
+    "intermediate_size",
+    "kv_lora_rank",
+    "layer_types",
+    "n_group",
+    "norm_topk_prob",
+    "num_attention_heads",
+    "num_experts_per_tok",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "partial_rotary_factor",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "query_pre_attn_scalar",
+    "rms_norm_eps",
+    "rope_local_base_freq",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "routed_scaling_factor",
+    "sliding_window",
+    "sliding_window_pattern",
+    "tie_word_embeddings",
+    "topk_group",
+    "v_head_dim",
+    "vocab_size",
+)
+"""fields of config.json that a server fixes when it starts"""
+_OURS = (
+    "attention_backend",
+    "device",
+    "enable_deterministic_inference",
+    "sampling_backend",
+)
+"""options that servers of ours get for the host and that change results"""
+_LOSSY: Mapping[str, tuple[Any, ...]] = {
+    "json_model_override_args": ("{}", None, ""),
+    "kv_cache_dtype": ("auto",),
+    "quantization": (None,),
+    "speculative_algorithm": (None,),
+}
+"""options that servers of ours do not get, with the values that change nothing"""
+_SHORT = {"half": "float16", "float": "float32"}
+"""SGLang's other names of types"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +212,6 @@ def _context_length(url: str) -> int | None:
         return None
 
 
-_PROBE_S = 60.0
-_TOKENS = 8
-_PROMPT = [1, 2, 3, 4]
-_SAMPLING: dict[str, Any] = {
-    "max_new_tokens": _TOKENS,
-    "temperature": 1.0,
-    "sampling_seed": 17,
-    "ignore_eos": True,
-}
-
-
 def answers_batches(url: str, *, repeats_seeds: bool) -> bool:
     """Whether a batch may carry a seed for each of its sequences, which needs our plugin there.
 
@@ -190,60 +240,6 @@ def _sampled(url: str, count: int) -> list[list[int]]:
         return [list(reply["output_ids"]) for reply in json.loads(text)]
     except (ValueError, LookupError, TypeError) as error:
         raise EngineError(f"{url} answered no sequences ({error!r}): {text[:300]}") from error
-
-
-_SHAPE = (
-    "architectures",
-    "attention_bias",
-    "first_k_dense_replace",
-    "head_dim",
-    "hidden_act",
-    "hidden_activation",
-    "hidden_size",
-    "intermediate_size",
-    "kv_lora_rank",
-    "layer_types",
-    "n_group",
-    "norm_topk_prob",
-    "num_attention_heads",
-    "num_experts_per_tok",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "partial_rotary_factor",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "query_pre_attn_scalar",
-    "rms_norm_eps",
-    "rope_local_base_freq",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "routed_scaling_factor",
-    "sliding_window",
-    "sliding_window_pattern",
-    "tie_word_embeddings",
-    "topk_group",
-    "v_head_dim",
-    "vocab_size",
-)
-"""fields of config.json that a server fixes when it starts"""
-_OURS = (
-    "attention_backend",
-    "device",
-    "enable_deterministic_inference",
-    "sampling_backend",
-)
-"""options that servers of ours get for the host and that change results"""
-_LOSSY: Mapping[str, tuple[Any, ...]] = {
-    "json_model_override_args": ("{}", None, ""),
-    "kv_cache_dtype": ("auto",),
-    "quantization": (None,),
-    "speculative_algorithm": (None,),
-}
-"""options that servers of ours do not get, with the values that change nothing"""
-_SHORT = {"half": "float16", "float": "float32"}
-"""SGLang's other names of types"""
 
 
 def check_shape(found: FoundServer, model: Path) -> None:

@@ -31,6 +31,12 @@ from infra.errors import EngineError, InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Way = Literal["auto", "broadcast", "disk"]
+_log = logging.getLogger(__name__)
+_WAIT_S = 5.0
+"""for somebody who looks whether the servers are free; a stage holds them for hours"""
+_LOOK_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
@@ -83,10 +89,6 @@ def _files(folder: Path) -> list[str]:
         raise InputError(f"{index} has no `weight_map` ({error}); copy it again") from error
 
 
-Way = Literal["auto", "broadcast", "disk"]
-_log = logging.getLogger(__name__)
-
-
 def give_weights(
     folder: Path, urls: Sequence[str], version: int, way: Way = "auto"
 ) -> PublishReport:
@@ -134,11 +136,6 @@ def _given(
         seconds=time.perf_counter() - began,
         pause_seconds=paused_s,
     )
-
-
-_WAIT_S = 5.0
-"""for somebody who looks whether the servers are free; a stage holds them for hours"""
-_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)

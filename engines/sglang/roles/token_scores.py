@@ -34,6 +34,8 @@ from infra.errors import EngineError
 _CONNECT_S = 30.0
 _AGAIN_S = 0.5
 _BUSY = (408, 429)
+_PATIENCE_S = 120.0
+"""a lost server is back within seconds; its weights may take longer"""
 
 
 def _is_passed(status: int) -> bool:
@@ -118,10 +120,6 @@ class Scorer:
         if self._session is None:
             self._session = connections(_CONNECT_S, url=self._url)
         return self._session
-
-
-_PATIENCE_S = 120.0
-"""a lost server is back within seconds; its weights may take longer"""
 
 
 @dataclass(frozen=True, slots=True)

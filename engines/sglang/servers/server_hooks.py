@@ -37,6 +37,16 @@ _NAMES_OF_SHARED_MEMORY = (
     "sglang.srt.distributed.device_communicators.shm_broadcast.make_shm_name",
     "sglang.srt.distributed.parallel_state.make_shm_name",
 )
+_UPDATE = (
+    "sglang.srt.model_executor.model_runner_components.weight_updater"
+    ".WeightUpdater._update_weights_from_flattened_bucket"
+)
+_MAPPED_BUCKETS = 2
+"""buckets that a transport sends in turn"""
+_mapped: deque[Any] = deque(maxlen=_MAPPED_BUCKETS)
+_LOAD = "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_only"
+_FP8_PRODUCTS = (8, 9)
+_LLAMA_LOAD = "sglang.srt.models.llama.LlamaForCausalLM.load_weights"
 
 
 def install_shared_names() -> None:
@@ -94,15 +104,6 @@ def _store(
     return tcp_store(hostname, port, rank, world_size, timeout)
 
 
-_UPDATE = (
-    "sglang.srt.model_executor.model_runner_components.weight_updater"
-    ".WeightUpdater._update_weights_from_flattened_bucket"
-)
-_MAPPED_BUCKETS = 2
-"""buckets that a transport sends in turn"""
-_mapped: deque[Any] = deque(maxlen=_MAPPED_BUCKETS)
-
-
 def install_mapped_weights() -> None:
     """Hook SGLang; torch opens memory again only if nothing of this process has it open."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -125,11 +126,6 @@ def _keeping(
         # other, and only then the first one answers: the bucket's memory may be used again.
         torch.cuda.current_stream().synchronize()
     return done
-
-
-_LOAD = "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_only"
-_FP8_PRODUCTS = (8, 9)
-_LLAMA_LOAD = "sglang.srt.models.llama.LlamaForCausalLM.load_weights"
 
 
 def install_fp8_folders() -> None:

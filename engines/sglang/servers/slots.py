@@ -38,6 +38,9 @@ TAGS: Mapping[ServerPart, tuple[str, ...]] = {
 _MEMORY_S = 300.0
 """what giving back or taking a device's memory may take; graphs go through the host's"""
 _CONTROL_S = 30.0
+LAUNCHER = "engines.sglang.servers.server_launcher"
+ROUTER_TRIES = 3
+"""a port that was free a moment ago may be somebody else's when the router binds it"""
 
 
 def put_to_sleep(url: str, parts: Collection[ServerPart]) -> None:
@@ -68,11 +71,6 @@ def wake(url: str, parts: Collection[ServerPart]) -> None:
 
 def _tags(parts: Collection[ServerPart]) -> list[str]:
     return [tag for part in sorted(parts) for tag in TAGS[part]]
-
-
-LAUNCHER = "engines.sglang.servers.server_launcher"
-ROUTER_TRIES = 3
-"""a port that was free a moment ago may be somebody else's when the router binds it"""
 
 
 class Slot:

@@ -47,6 +47,11 @@ NONE = "none"
 AUTO = "auto"
 """SGLang looks at the template itself"""
 _CALLER = Message("assistant", "", tool_calls=(ToolCall("tool", {"key": "value"}),))
+_POLICIES: Mapping[str, str] = {
+    "cache_aware": "cache_aware",
+    "sticky": "manual",
+    "spread": "round_robin",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +111,6 @@ def _said(mode: Mode) -> str:
     if mode.thoughts is Thoughts.ALWAYS:
         return "always on"
     return "left to the model" if mode.thoughts is Thoughts.FREE else "never"
-
-
-_POLICIES: Mapping[str, str] = {
-    "cache_aware": "cache_aware",
-    "sticky": "manual",
-    "spread": "round_robin",
-}
 
 
 def server_form(fleet: ServedFleet, server: PlacedServer, rank: int) -> dict[str, Any]:

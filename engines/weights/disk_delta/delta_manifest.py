@@ -18,6 +18,7 @@ from infra.store.store import Store
 NAME = "manifest.json"
 Identity = tuple[int, str]
 """a version and its checksum: equal for equal weights of one version"""
+_OURS = re.compile(r"\d{8}-[0-9a-f]{8}")
 
 
 class VersionName(Config):
@@ -133,9 +134,6 @@ def _checksum(buckets: Iterable[BucketRecord]) -> str:
         for tensor in bucket.tensors
     ]
     return checksum_of("".join(sorted(lines)).encode())
-
-
-_OURS = re.compile(r"\d{8}-[0-9a-f]{8}")
 
 
 def new_folder(version: int) -> str:

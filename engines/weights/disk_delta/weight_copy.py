@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 
 Allocate = Callable[[int], "Tensor"]
+PREPARE, CONFIRM, FORGET = (
+    "/tributary/prepare_weights",
+    "/tributary/confirm_weights",
+    "/tributary/forget_weights",
+)
 
 
 class WeightCopy:
@@ -194,13 +199,6 @@ class ServedCopy:
         with self._lock:
             self._copy.forget()
             self._served, self._served_as = {}, None
-
-
-PREPARE, CONFIRM, FORGET = (
-    "/tributary/prepare_weights",
-    "/tributary/confirm_weights",
-    "/tributary/forget_weights",
-)
 
 
 @dataclass(frozen=True, slots=True)

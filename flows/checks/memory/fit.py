@@ -60,6 +60,7 @@ _MOST_FACTOR = 16
 _MOST_CHANGES = 3
 _ROUND = 1024
 """tokens"""
+_Step = tuple[str, Callable[[TrainerNeeds], TrainerNeeds]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,6 @@ class Change:
     num_bytes: int
     """on each device, after it"""
     num_devices: int
-
-
-_Step = tuple[str, Callable[[TrainerNeeds], TrainerNeeds]]
 
 
 def trainer_change(size: ModelSize, needs: TrainerNeeds, room: Room) -> Change | None:

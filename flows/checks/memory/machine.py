@@ -19,6 +19,17 @@ from infra.cuda import gpu_sizes
 from tasks.stage import Resources
 
 GB = 10**9
+STACK_BYTES = 3 * GB
+"""what Prefect, Ray, MLflow and the processes of a stage take beside its ranks and servers, as it
+was measured with a model of 135 million weights"""
+_SHARE = 0.75
+"""of the machine's memory that may be taken: ranks took up to a fifth more than is computed, and
+Ray ends processes when nearly all of it is taken"""
+_FEWEST_TOKENS = 256
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +166,6 @@ def _groups(stage: PlannedStage) -> dict[str, int]:
     if _server_devices(stage):
         groups["resources tp_per_server"] = stage.resources.tp_per_server
     return groups
-
-
-STACK_BYTES = 3 * GB
-"""what Prefect, Ray, MLflow and the processes of a stage take beside its ranks and servers, as it
-was measured with a model of 135 million weights"""
-_SHARE = 0.75
-"""of the machine's memory that may be taken: ranks took up to a fifth more than is computed, and
-Ray ends processes when nearly all of it is taken"""
-_FEWEST_TOKENS = 256
-_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 def machine_bytes() -> int:

@@ -34,6 +34,12 @@ from tasks.mid_training.spec import MidTrainingSpec
 from tasks.model_folder.model_files import ModelFiles
 from tasks.served.body import config_of
 
+ASLEEP_BYTES = 10**9
+"""what stays on a GPU of a process that sleeps: CUDA's context and NCCL's buffers. An allowance: no
+GPU was at hand to measure"""
+Needs: TypeAlias = TrainerNeeds | ServerNeeds
+Memory: TypeAlias = TrainerMemory | ServerMemory
+
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
@@ -88,11 +94,6 @@ def _name_of(folder: str) -> str:
     return folder.rstrip("/").rpartition("/")[2].partition("@")[0]
 
 
-ASLEEP_BYTES = 10**9
-"""what stays on a GPU of a process that sleeps: CUDA's context and NCCL's buffers. An allowance: no
-GPU was at hand to measure"""
-
-
 def beside_trainer(trainer: TrainerMemory, server: ServerMemory) -> int:
     """At the trainer's largest moment, which is a step beside sleeping servers, or a checkpoint
     beside their weights: then gradients, activations and frozen models are not there."""
@@ -105,10 +106,6 @@ def beside_server(trainer: TrainerMemory, table_bytes: int) -> int:
     them. A tensor that is larger than a bucket is one, as the embedding and the output layer are,
     of `table_bytes` each."""
     return ASLEEP_BYTES + trainer.weights + 2 * max(BUCKET_BYTES, table_bytes)
-
-
-Needs: TypeAlias = TrainerNeeds | ServerNeeds
-Memory: TypeAlias = TrainerMemory | ServerMemory
 
 
 @dataclass(frozen=True, slots=True)

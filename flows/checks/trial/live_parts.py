@@ -31,6 +31,9 @@ from tasks.live_domain import as_term
 from tasks.model_folder.folder_report import template_text
 from tasks.model_folder.model_files import local_folder
 
+_LIBRARY_SECONDS = 240.0
+"""to load a library in a process of its own, and a task's data"""
+
 
 def imported(where: str, kind: str, name: str, attempts: Attempts) -> bool:
     """Import the module of a dotted path; what it prints by that is a caution."""
@@ -79,10 +82,6 @@ def try_custom(part: CustomPart, attempts: Attempts) -> None:
         attempts.problems.append(
             f"{part.where}: {part.path} breaks the contract: {fault.check}: {fault.saw}"
         )
-
-
-_LIBRARY_SECONDS = 240.0
-"""to load a library in a process of its own, and a task's data"""
 
 
 @dataclass(frozen=True, slots=True)

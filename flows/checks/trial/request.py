@@ -45,6 +45,10 @@ _KINDS: Mapping[str, Contract] = {
 }
 _DRAWN_HELDOUT = 256
 """of the held-out split: a curriculum that has too few fails hours later"""
+CALL_SECONDS = 30.0
+"""of one call of a part that has no `timeout_s`"""
+IMPORT_SECONDS = 60.0
+"""of importing a module: torch takes ten on a loaded machine"""
 
 
 class PlacedDomain(Config):
@@ -255,12 +259,6 @@ def _rollout_parts(stage: PlannedStage, needs: Collection[Need]) -> Iterator[Cus
             domains=domains,
             is_beside_training=stage.spec.samples_beside_training,
         )
-
-
-CALL_SECONDS = 30.0
-"""of one call of a part that has no `timeout_s`"""
-IMPORT_SECONDS = 60.0
-"""of importing a module: torch takes ten on a loaded machine"""
 
 
 class Observer(Protocol):

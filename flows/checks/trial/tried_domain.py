@@ -47,6 +47,7 @@ from tasks.model_folder.model_files import local_folder
 
 _SHOWN = 60
 """characters of a shared problem"""
+_CONTEXT = 1 << 20
 
 
 def overlaps(drawn: Mapping[Split, Sequence[Problem]]) -> Iterator[str]:
@@ -235,9 +236,6 @@ async def _step(episode: Any, said: AssistantTurn) -> Step:
         name, given = type(episode).__name__, type(step).__name__
         raise InputError(f"step() of {name} gave {given}, not engines.types.Step with Messages")
     return step
-
-
-_CONTEXT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ _FOLDERS = ("folder", _SERVED)
 """fields that name a model, a stage or a folder; a name without a `/` is its own last part"""
 _SERVERS = ("external",)
 """fields of a recipe that list addresses"""
+CARD, LINEAGE = "README.md", "lineage.json"
+UNKNOWN_LICENCE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +151,6 @@ def _without_places(value: Any, field: str = "") -> Any:
         return value
     is_folder = field in _FOLDERS and not (is_hub_name(value) or is_packaged(value))
     return value.rstrip("/").rpartition("/")[2] if is_folder or field in _FILES else value
-
-
-CARD, LINEAGE = "README.md", "lineage.json"
-UNKNOWN_LICENCE = "unknown"
 
 
 def licence_of(folder: Path) -> str:

@@ -12,6 +12,8 @@ from tasks.evaluate.score_statistics import interval
 
 SHOWN = 3
 """failures, and bad rows, that are printed"""
+_SURE = 0.05
+"""p up to which agreement is no chance"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,6 @@ class JudgeReport:
     def is_useful(self) -> bool:
         """Whether it can tell better from worse, as far as these pairs show."""
         return self.agrees is not None and self.agrees.value > 0.5 and self.p < _SURE
-
-
-_SURE = 0.05
-"""p up to which agreement is no chance"""
 
 
 def report_of(

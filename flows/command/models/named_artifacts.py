@@ -56,6 +56,14 @@ from tasks.model_folder.gguf_folder import gguf_folder, is_gguf
 from tasks.model_folder.model_files import ModelFiles, beside
 from tasks.stage_kinds import PATH_KINDS, SPECS, is_own
 
+_STAGE = re.compile(rf"base|[a-z0-9-]+-({'|'.join(PATH_KINDS)})(-\d+)?")
+"""as the stages of paths are called"""
+_DIGITS = re.compile(r"[0-9a-f]{1,64}")
+_NAMED = 12
+"""digits of a digest that the name of an artifact's folder has"""
+Scores = Mapping[str, Mapping[str, float]]
+"""by digest: mean outcome by domain"""
+
 
 @dataclass(frozen=True, slots=True)
 class Maker:
@@ -78,13 +86,6 @@ def made_by(artifacts: ArtifactStore, record: ArtifactRecord) -> Maker:
     except (FileNotFoundError, TributaryError, ValueError, TypeError, KeyError):
         return Maker()
     return Maker(owner.run, stage)
-
-
-_STAGE = re.compile(rf"base|[a-z0-9-]+-({'|'.join(PATH_KINDS)})(-\d+)?")
-"""as the stages of paths are called"""
-_DIGITS = re.compile(r"[0-9a-f]{1,64}")
-_NAMED = 12
-"""digits of a digest that the name of an artifact's folder has"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +318,6 @@ def _fetched(url: str) -> Path:
 
 _READERS = 16
 """asked at once: on S3 each waits for its answer"""
-Scores = Mapping[str, Mapping[str, float]]
-"""by digest: mean outcome by domain"""
 
 
 def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandConsole) -> int:

@@ -79,6 +79,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_state": "trainer",
         "spec": "spec",
         "seed": "spec",
+        "critic": "spec",
         "layout": "spec",
         "shape": "spec",
         "config": "spec",
@@ -89,10 +90,6 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_reference": "spec",
         "teachers": "spec",
         "_transport": "handle",
-    },
-    "engines/megatron/train/value_trainers.py:CriticTrainer": {
-        "_critic": "spec",
-        "frozen": "spec",
     },
     "tasks/rl/stage_record.py:RlRecord": {
         **_all("_alarms", "lost"),

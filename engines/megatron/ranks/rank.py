@@ -200,8 +200,7 @@ def _joined_trainer(
     # By name: a stage's code identity holds the class of its own roles alone.
     make = resolve("role", ROLES[job.role], {})
     model = job.copy.here() if job.copy else job.model
-    common = (job.spec, job.optimizer, job.parallel, model, job.seed, job.total_steps)
-    return make(*common) if job.critic is None else make(*common, job.critic)
+    return make(job.spec, job.optimizer, job.parallel, model, job.seed, job.total_steps, job.critic)
 
 
 @contextmanager

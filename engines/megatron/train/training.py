@@ -43,7 +43,7 @@ from engines.megatron.model import DTYPES, PackedModel, build_model, freeze, tra
 from engines.megatron.options import check_layout, check_lora
 from engines.megatron.options_table import filled
 from engines.megatron.parallel import current_layout, wait_for_all
-from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
+from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.checkpoint import CheckpointBeingWritten, TrainingState, seed_all
 from engines.megatron.train.objectives import Objective, scoring_step, training_step
 from engines.megatron.train.optimizer import (
@@ -76,8 +76,6 @@ class Training:
     """This process's share of one model in training; `start_parallel` comes first."""
 
     has_value_head: ClassVar[bool] = False
-    frozen: Sequence[str] = ()
-    """parts of the names of the parameters that stay as they are"""
 
     def __init__(
         self,
@@ -87,13 +85,15 @@ class Training:
         model: Path,
         seed: int,
         total_steps: int,
+        critic: CriticSettings | None = None,
     ) -> None:
         """Load the HF folder `model`. `total_steps` counts optimizer steps: the learning rate's
-        decay ends there. Raises InputError for a folder, layout or option that cannot work."""
+        decay ends there. Only a critic has and needs `critic`. Raises InputError for a folder,
+        layout or option that cannot work."""
         config = read_config(model)
         check_layout(config, parallel, spec.megatron, spec.precision)
         check_lora(config, spec.lora, spec.megatron, has_value_head=self.has_value_head)
-        self.spec, self.seed = spec, seed
+        self.spec, self.seed, self.critic = spec, seed, critic
         self.layout = current_layout(parallel)
         self.shape = model_shape(config)
         if self.has_value_head:
@@ -109,7 +109,7 @@ class Training:
         self._routers = Routers.of(self.network, self.config)
         self._model = model
         self.load_folder(model)
-        freeze(self.network, self.frozen)
+        freeze(self.network, self.frozen_parts())
         if spec.lora is not None:
             add_adapters(self.network, spec.lora, self.shape, self.layout, seed)
         self._ddp = self._data_parallel(self.network)
@@ -125,6 +125,10 @@ class Training:
         state = (self._ddp, self._optimizer, self._scheduler, self.layout, seed)
         self._state = TrainingState(*state, has_adapters=spec.lora is not None)
         self._writing: CheckpointBeingWritten | None = None
+
+    def frozen_parts(self) -> Sequence[str]:
+        """Return parts of the names of the parameters that stay as they are."""
+        return ()
 
     def load_folder(self, folder: Path) -> None:
         """Put an HF folder's weights in place of the model's; the optimizer knows nothing of it."""

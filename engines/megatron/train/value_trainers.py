@@ -30,7 +30,7 @@ from engines.batching import Comparison, TokenSequence
 from engines.megatron.hf.folder import HfWeights, write_head_folder
 from engines.megatron.parallel import Layout
 from engines.megatron.rl.rl_batch import RlBatch
-from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
+from engines.megatron.spec import CriticSettings
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import FlatSequences, Pack
 from engines.megatron.train.policy_trainers import Doubles
@@ -46,7 +46,9 @@ class RewardTrainer(Training):
     a classifier."""
 
     has_value_head = True
-    frozen = ("output_layer.bias",)
+
+    def frozen_parts(self) -> Sequence[str]:
+        return ("output_layer.bias",)
 
     def rewards(self, sequences: Sequence[TokenSequence]) -> list[float]:
         """Of each sequence. No update."""
@@ -198,25 +200,18 @@ def _flat(
 
 
 class CriticTrainer(Training):
-    """This process's share of one critic in training."""
+    """This process's share of one critic in training. `model` is a policy's folder, and the head
+    starts at zero, or a folder that a critic exported."""
 
     has_value_head = True
 
-    def __init__(
-        self,
-        spec: TrainerSettings,
-        optimizer: Optimizer,
-        parallel: Parallel,
-        model: Path,
-        seed: int,
-        total_steps: int,
-        critic: CriticSettings,
-    ) -> None:
-        """As `Training`. `model` is a policy's folder, and the head starts at zero, or a folder
-        that a critic exported."""
-        self._critic = critic
-        self.frozen = (".self_attention.",) if critic.freeze_attention else ()
-        super().__init__(spec, optimizer, parallel, model, seed, total_steps)
+    def frozen_parts(self) -> Sequence[str]:
+        return (".self_attention.",) if self._settings.freeze_attention else ()
+
+    @property
+    def _settings(self) -> CriticSettings:
+        assert self.critic is not None
+        return self.critic
 
     def values(self, inputs: StepInputs) -> Floats:
         """The present values of the trainable samples' tokens, end to end; 0 where none is needed.
@@ -235,10 +230,10 @@ class CriticTrainer(Training):
             raise ValueError("a critic learns from the values that it gave before the step")
         batch = RlBatch.of(inputs.samples, algorithm)
         returns = batch.returns(algorithm, values, inputs.token_rewards)
-        objective = ValueObjective(values, returns, self._critic.clip)
+        objective = ValueObjective(values, returns, self._settings.clip)
         steps: list[StepStats] = []
         norms: list[float] = []
-        for _ in range(self._critic.steps_per_policy_step):
+        for _ in range(self._settings.steps_per_policy_step):
             for indices in batch.mini_batches(algorithm.mini_batches, self.seed, self.steps_done):
                 steps.append(self.forward_backward(batch.learned, indices, objective))
                 norms.append(self.update())

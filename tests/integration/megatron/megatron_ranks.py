@@ -140,9 +140,8 @@ def _serve(pipe: Connection) -> None:
         try:
             start_parallel(rank, args.parallel.world_size, rendezvous, args.parallel)
             made = (args.spec, args.optimizer, args.parallel, args.model, args.seed)
-            of_critic = () if args.critic is None else (args.critic,)
-            role = ROLES["critic" if of_critic else args.policy]
-            trainer = resolve("role", role, {})(*made, args.total_steps, *of_critic)
+            role = ROLES[args.policy if args.critic is None else "critic"]
+            trainer = resolve("role", role, {})(*made, args.total_steps, args.critic)
             answer = (None, job(trainer, *rest))
         except Exception as error:
             error.add_note(traceback.format_exc())

@@ -1,11 +1,10 @@
-"""The curricula `verifiers` and `inspect`: problems that tasks of these libraries pose.
+"""Curricula of libraries: `verifiers` and `inspect` pose the problems of a task of theirs, and
+`reasoning-gym` those of any dataset of that library, by name.
 
 The driver `library` rolls them out, and the reward `library-score` has the task's own score. A task
 is loaded in a process of its own when something of it is first asked for.
-
-The `reasoning-gym` curriculum: any of that library's datasets, by name.
-
-Entries are drawn by index and go to the split that their question's content decides.
+Entries of reasoning-gym are drawn by index and go to the split that their question's content
+decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Makes the places of files that a recipe names absolute, and bare names of the hub whole.
-
-A recipe that extends another: what it writes is merged into what it extends.
+"""Makes the places of files that a recipe names absolute, and bare names of the hub whole; merges
+what a recipe writes into what it extends.
 
 - Mappings are merged key by key, however deep; a value takes the place of a value.
 - A list takes the place of a list, and so does a path. A mapping in place of a list changes items

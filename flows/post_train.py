@@ -1,7 +1,6 @@
-"""Plans the flows: all experts then unified, one expert alone, or the evaluation of any models.
-
-Plans iterative self-distillation: an expert's verified answers teach a fresh cold start; the
-best round of a series is promoted.
+"""Plans the flows: all experts then unified, one expert alone, the evaluation of any models, or
+iterative self-distillation: an expert's verified answers teach a fresh cold start, and the best
+round of a series is promoted.
 
     base -> the expert's path up to its first `distill` -> round 1 -> round 2 ... -> evaluate
 

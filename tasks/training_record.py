@@ -1,9 +1,8 @@
-"""Metrics of a training by step, for the report's curves: few points however long the stage was.
+"""Metrics of a training by step, for the report's curves: few points however long the stage was;
+and whether its optimizer steps trained anything: counted, and said at the end.
 
 Written into the artifact as `training/series.json`: {"loss": [[1, 2.5], [2, 2.25]]}. Holds no
 times: an artifact is the same to the bit in every run.
-
-Whether a stage's optimizer steps trained anything: counted, and said at the end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""All rows of the files, read once: the good ones beside each other on this machine, with their
-places by source and split; the bad ones counted.
+"""Reads all rows of the files once, sorts them into splits, and keeps the good ones beside each
+other on this machine, with their places by source and split; bad ones are counted.
 
     $TRIBUTARY_HOME/cache/prompts/KEY/
         rows.jsonl    one row a line: its id, where it was, the columns that are used
@@ -7,9 +7,6 @@ places by source and split; the bad ones counted.
         counts.json   what became of the rows
 
 The key is made of the settings and the files, so that every process of a machine shares one.
-
-Reads all rows of the files, and sorts them into splits.
-
 Each prompt is kept once: first of the sources that are held out, then of those whose content
 decides, then of those that are for training. So no held-out prompt is trained on, whatever file it
 is in.

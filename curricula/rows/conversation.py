@@ -1,7 +1,4 @@
-"""A row as a conversation.
-
-Settings of how a row holds a conversation.
-"""
+"""A row as a conversation, and the settings that say how a row holds one."""
 
 from __future__ import annotations
 

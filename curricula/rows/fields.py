@@ -1,7 +1,7 @@
 """An object whose keys are read by name, and which knows those that nobody asked for.
 
-Nulls that nobody wrote: a table gives every object the fields of all of them, and null to those
-that it does not have. `datasets` writes them into JSONL as well.
+Nulls that nobody wrote are dropped: a table gives every object the fields of all of them, and null
+to those that it does not have; `datasets` writes them into JSONL as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A row of any layout as a conversation to learn from.
-
-Which layout a row that has none comes closest to.
+"""A row of any layout as a conversation to learn from, and which layout a row that has none comes
+closest to.
 """
 
 from __future__ import annotations

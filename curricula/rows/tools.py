@@ -1,6 +1,5 @@
-"""Tools of a row, and calls of them.
-
-Names under which rows hold what the assistant thinks before it answers, or that it does.
+"""Tools of a row, calls of them, and the names under which rows hold what the assistant thinks
+before it answers, or that it does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Runs one model in each program on the same tokens and records its modules: SGLang's server, as a
 stage starts it; the trainer's model, as it trains it, in this process; and transformers.
-
-Each is on one device, one after the other.
-
-Compares what programs recorded of one model, and says where they first differ.
+Each is on one device, one after the other. Then says where they first differ.
 """
 
 from __future__ import annotations

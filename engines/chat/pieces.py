@@ -1,9 +1,8 @@
-"""The pieces a template renders, found by comparing renderings of small stand-in conversations.
+"""The pieces a template renders, found by comparing renderings of small stand-in conversations, and
+whether a template keeps a conversation as it was once more messages follow.
 
 A turn's text cannot depend on the turns before it, or rollouts (which only append) and training
 would see different ids; `training_text` verifies that for whole conversations.
-
-Whether a template keeps a conversation as it was once more messages follow.
 
 A rendering may differ from the beginning of a longer one in what the template itself adds:
 

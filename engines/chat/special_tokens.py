@@ -1,10 +1,9 @@
-"""Tokens that end a turn, by what the template writes behind a turn's text.
+"""Tokens that end a turn, and tokens of a model's own format inside somebody's text.
 
-An added token right behind the text ends it, whether or not the tokenizer calls it special: a token
-of its own (`<|im_end|>`), or the next role's, which the model must then write to stop (GLM). White
-space may stand between. A token that is no added one never ends a turn.
-
-Tokens of a model's own format inside somebody's text.
+What a template writes behind a turn's text tells what ends the turn. An added token right behind
+the text ends it, whether or not the tokenizer calls it special: a token of its own (`<|im_end|>`),
+or the next role's, which the model must then write to stop (GLM). White space may stand between. A
+token that is no added one never ends a turn.
 
 A tokenizer makes one token of `<|im_end|>` wherever it stands, so a text that holds it would end a
 turn or open another one, in training as in prompts. Such texts are refused everywhere: rows,

@@ -12,13 +12,12 @@ An empty thought that no message says is read, not said. Where a header that ope
 followed by one that the template drops, the thought is written as the model writes it: then the
 template can keep it in the last turn only.
 
-Conversations of plain text, rendered by filling a rendering that was made once.
-
-Templates treat some texts in a way of their own: they trim white space, look for tags, for switches
-such as `/no_think`, or for anything else that stands in the template as a text. A text without any
-of these is written as it is, so that conversations of the same roles and the same system message
-differ in their texts alone. That is tried for each such shape, with texts of several kinds; a
-template that fails once is rendered whole each time.
+Conversations of plain text are rendered by filling a rendering that was made once. Templates treat
+some texts in a way of their own: they trim white space, look for tags, for switches such as
+`/no_think`, or for anything else that stands in the template as a text. A text without any of these
+is written as it is, so that conversations of the same roles and the same system message differ in
+their texts alone. That is tried for each such shape, with texts of several kinds; a template that
+fails once is rendered whole each time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Exclusive, fenced, expiring rights to named units (trainer ranks, servers).
 
-Pure book-keeping: no clock, no threads, no I/O. Who waits, who is next and what a reclaimed unit
-needs before it is used again is the business of the owner that keeps the book.
-
-The holder's side of a lease: take it, keep it by renewing, notice its loss, give it back.
+The book of them has no clock, no threads, no I/O: its owner decides who waits, who is next and what
+a reclaimed unit needs before it is used again. A holder takes a lease, keeps it by renewing,
+notices its loss, and gives it back.
 """
 
 from __future__ import annotations

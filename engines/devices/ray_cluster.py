@@ -1,11 +1,9 @@
-"""The one place that connects to Ray, and what every detached actor of ours needs around it.
+"""The one place that connects to Ray, what every detached actor of ours needs around it, and the
+hosts of the cluster as the owner of devices sees them: its own first, others by address.
 
-Importing this file imports no ray: `connect` does, once a process.
-
-The hosts of the cluster, as the owner of devices sees them: its own first, others by address.
-
-The agent of its own host is in the owner's process; that of another one is an actor there, started
-when something is to run there, and ended with the owner.
+Importing this file imports no ray: `connect` does, once a process. The agent of its own host is in
+the owner's process; that of another one is an actor there, started when something is to run there,
+and ended with the owner.
 """
 
 from __future__ import annotations

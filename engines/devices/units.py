@@ -1,7 +1,5 @@
-"""What the owner of devices asks of each kind of unit: trainer ranks, servers.
-
-The kinds of units that the owner of devices leases, where it finds each, and which parts of
-their memory can sleep by themselves.
+"""The kinds of units that the owner of devices leases (trainer ranks, servers): what it asks of
+each, where it finds each, and which parts of their memory can sleep by themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """How long to wait for what moves bytes or works in silence: bounds that follow from the work.
-
-Waiting for calls to Ray actors: all at once, bounded, with our own errors instead of Ray's.
+Calls to Ray actors are waited for all at once, with our own errors instead of Ray's.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ saves was read off its backward; `tests/programs/bench/memory.py` compares it wi
 All numbers are values of the trainer's type, per token of a rank's micro-batch; tensor-parallel
 ranks share all of them out, as they share the sequence as well.
 
-Memory of the logprobs that are computed straight from hidden states, and the sizes they keep to.
-
+Logprobs that are computed straight from hidden states keep to other sizes:
 `engines/algorithms/linear_logprobs.py` walks the vocabulary in tiles, of which three lie in work
 (of fused kernels at most two), and keeps some logits for the backward pass. R rows, V this rank's
 part of the vocabulary.

@@ -1,6 +1,5 @@
-"""Which ServerArgs a server of ours gets.
-
-Server options that do nothing beside others, or with the ranks that a server has.
+"""Which ServerArgs a server of ours gets, and which of them do nothing beside others, or with the
+ranks that a server has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What a person writes of fleets that serve without training: `tributary fleet up FILE`.
+"""What a person writes of fleets that serve without training (`tributary fleet up FILE`), on which
+devices of which hosts and on which ports their servers lie, and what of it cannot run.
 
-Where the servers of a topology lie: which devices of which hosts, and which ports.
-
-It is the same on every host, so that each host starts its own part without asking another.
-
-What of a topology cannot run, each with the reason and what to do. Imports no SGLang.
+The places are the same on every host, so that each host starts its own part without asking another.
+Imports no SGLang.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ A *lane* is a set of rollouts that one server takes. Rollouts that begin in the 
 of one group before all others, share a lane, and all their later turns go there too: the server
 has the beginning of each in its prefix cache. The router knows a lane by its key, sends it to the
 server with the fewest lanes under way, and to another one while that server is lost.
-
-InFlight: how many turns are under way at the servers, and for how long there were none.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ they do themselves. The second way is for servers that receive while they genera
 take turns, because a server takes one request at a time: two stages that wait for each other's
 server would wait for ever.
 
-Whether servers read a bucket before its memory was used again: seen by sending everything twice.
-
+Sending everything twice shows whether servers read a bucket before its memory was used again.
 A server that answers before it has copied a bucket gets, without a word, what the next one but one
 has in the same memory. With TRIBUTARY_CHECK_WEIGHTS=1 where the stack starts, every push is
 repeated with memory that is used once, and the servers' checksums have to stay.

@@ -1,6 +1,5 @@
-"""The files under `hooks`: installed, and looked at without running them.
-
-The contracts of a user's parts, by kind: which promises one breaks.
+"""The files under `hooks`: installed, looked at without running them, and which promises a part in
+them breaks, by the contract of its kind.
 
 Advantages, losses, data sources, group filters and buffers are tried by themselves. Drivers,
 curricula and rewards are tried as a domain of theirs would use them (`flows.checks.trial`).

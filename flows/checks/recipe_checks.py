@@ -1,9 +1,8 @@
-"""What a schema cannot see: names, hook paths, layouts. Runs before any job is submitted.
+"""What a schema cannot see: names, hook paths, layouts, whether teachers can teach. Runs before any
+job is submitted.
 
-Whether a recipe's teachers can teach, seen before anything runs.
-
-One that is a stage of the recipe was made from its base, and differs at most in positions that a
-`mid_training` gave to it or to the student.
+A teacher that is a stage of the recipe was made from its base, and differs at most in positions
+that a `mid_training` gave to it or to the student.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Checks a recipe's store and leaves nothing in it; says how much room a run's stages will take
-there and in MLflow.
-
-Refuses values of TRIBUTARY_* variables with which no stack could start, or which would be found
-late, in a stage.
+there and in MLflow; refuses values of TRIBUTARY_* variables with which no stack could start, or
+which would be found late, in a stage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The command's app, its consoles, and options that several commands have.
-
-What commands print: for a person on a terminal, plain and whole in a pipe, or as JSON.
+"""The command's app, options that several commands have, and what commands print: for a person on a
+terminal, plain and whole in a pipe, or as JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a person says of one stage; the rest is the recipe's defaults.
 
-Count the comparisons in files of preferences: batches count them, and a row may have several.
+Steps follow from the comparisons in files of preferences: a row may have several.
 """
 
 from __future__ import annotations

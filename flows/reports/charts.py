@@ -1,6 +1,5 @@
-"""Gives the page its curves, by step and at test time; tabulates what a policy scored.
-
-How often each model's rollouts showed a pathology before it was trained, and after.
+"""Gives the page its curves, by step and at test time; tabulates what a policy scored, and how
+often each model's rollouts showed a pathology before it was trained, and after.
 """
 
 from __future__ import annotations

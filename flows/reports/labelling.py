@@ -6,8 +6,6 @@ The page shows neither which model wrote an answer nor what a reward said of it,
 stands on the left hangs on the problem alone. What was chosen is appended to the file at once, a
 row a line, as the stages `preference` and `reward` read it; a pair that is skipped goes to a file
 beside it, so that the next session goes on where this one ended.
-
-Lets a person compare answers of a stage: `tributary label`.
 """
 
 from __future__ import annotations

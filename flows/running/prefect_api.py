@@ -1,6 +1,5 @@
-"""The few calls that the command makes to the Prefect server, without importing Prefect.
-
-Keeps which runs a form of Prefect's page asked for that never began, for `tributary runs`.
+"""The few calls that the command makes to the Prefect server, without importing Prefect. Keeps
+which runs a form of Prefect's page asked for that never began, for `tributary runs`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A chunk of a text file is about a mebibyte of whole rows; one of Parquet is a row group, one of a
 `datasets` folder a record batch.
 
-CSV and TSV with a header. Every cell is text, an empty one is null; its lines end with `\\n`.
+CSV and TSV have a header. Every cell is text, an empty one is null; its lines end with `\\n`.
 """
 
 from __future__ import annotations

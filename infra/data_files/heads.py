@@ -1,9 +1,8 @@
-"""What a file is by how it begins: a name says little of what people hand over or download.
+"""What a file is by how it begins, because a name says little of what people hand over or download;
+and which kinds of files are read, by their names.
 
 Every reader of data and models asks here before it reads, so that a file that is something else is
 named in words.
-
-Which kinds of files are read, by their names.
 """
 
 from __future__ import annotations

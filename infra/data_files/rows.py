@@ -1,6 +1,5 @@
-"""What a file's rows are to those who read them.
-
-How many rows were read, and which were left out and why.
+"""What a file's rows are to those who read them: how many were read, and which were left out and
+why.
 """
 
 from __future__ import annotations

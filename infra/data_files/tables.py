@@ -1,10 +1,8 @@
 """Parquet and Arrow streams. A chunk is a row group, or a record batch of a `datasets` folder.
 
-How much memory a row group of Parquet or a batch of an Arrow stream takes, found before it is
-read.
-
-A column names values of a dictionary by their numbers, so a file of kilobytes may hold a long text
-a million times, and a column of equal numbers or nulls takes no room at all.
+How much memory one takes is found before it is read. A column names values of a dictionary by their
+numbers, so a file of kilobytes may hold a long text a million times, and a column of equal numbers
+or nulls takes no room at all.
 """
 
 from __future__ import annotations

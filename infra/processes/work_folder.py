@@ -3,7 +3,7 @@ that a killed job left.
 
     HOME/work/<job>/        what is not in the store yet: an artifact's files, checkpoints
 
-Locks on files, which end with the process that holds them: taken at once, or waited for.
+Locks on files end with the process that holds them; they are taken at once, or waited for.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The schedules of the deployments. To register a deployment switches off those that `prefect.yaml`
-names, and deletes all of them if one was made without a slug. So they are written down before, and
-restored after.
+"""Registers the deployments of `prefect.yaml` with the local Prefect server, and keeps their
+schedules.
+
+To register a deployment switches off those schedules that `prefect.yaml` names, and deletes all of
+them if one was made without a slug. So they are written down before, and restored after.
 
 $TRIBUTARY_HOME/prefect/schedules.json    there from before a registration until all are restored
-
-Registers the deployments of `prefect.yaml` with the local Prefect server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Artifacts that a person keeps (`pins/<kind>-<digest12>.json`), and the removal of others.
-
-Which checkpoints of an unfinished stage are kept.
+"""Artifacts that a person keeps (`pins/<kind>-<digest12>.json`), the removal of others, and which
+checkpoints of an unfinished stage are kept.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Paths are relative to the root, with `/`. A missing file is `FileNotFoundError`, a taken name is
 `FileExistsError`; all other trouble is a `StorageError` that says what, where, why and what to do.
-
-What a storage backend's error means to a person: its cause, and what to do about it.
 """
 
 from __future__ import annotations

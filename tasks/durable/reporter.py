@@ -1,6 +1,5 @@
-"""Where a body's numbers go: metrics to MLflow, progress and warnings to the job's followers.
-
-How busy the machine of a job is, as curves of its MLflow run.
+"""Where a body's numbers go: metrics to MLflow, progress and warnings to the job's followers; how
+busy the machine of a job is, as curves of its MLflow run.
 """
 
 from __future__ import annotations

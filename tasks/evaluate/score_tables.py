@@ -1,7 +1,6 @@
-"""What an evaluation's cells come to: the tables of `scores.json`.
-
-A model's results of an earlier evaluation: the same model, sampled the same way, is not sampled
-again, whatever it is called and whatever it is compared with.
+"""What an evaluation's cells come to: the tables of `scores.json`. A model that an earlier
+evaluation sampled the same way is not sampled again, whatever it is called and whatever it is
+compared with.
 
 What an evaluation says of a model depends on that model, on the settings and on the code, never on
 the other models: their problems and seeds are the same. So each model's results are kept under the

@@ -1,6 +1,5 @@
-"""`lm_eval`: models on tasks of lm-evaluation-harness, run by it in a process of its own.
-
-What lm-eval found, as scores with 95% intervals. Pure.
+"""`lm_eval`: models on tasks of lm-evaluation-harness, run by it in a process of its own; and what
+it found, as scores with 95% intervals.
 """
 
 from __future__ import annotations

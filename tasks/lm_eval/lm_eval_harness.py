@@ -1,9 +1,8 @@
 """The process that runs lm-eval: `python -P -m tasks.lm_eval.lm_eval_harness PARENT ORDER`.
 
 Its standard output has a line of JSON for every half second of progress; everything else goes to
-the log that is its standard error.
-
-A served model as lm-eval asks models: with tokens, at our servers.
+the log that is its standard error. It asks a served model as lm-eval asks models: with tokens, at
+our servers.
 """
 
 from __future__ import annotations

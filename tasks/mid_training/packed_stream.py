@@ -1,6 +1,5 @@
-"""Documents packed into sequences of one length.
-
-Documents and conversations as tokens that are trained on, all of them or those of some roles.
+"""Documents and conversations as tokens that are trained on, all of them or those of some roles,
+packed into sequences of one length.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every line begins with the file, and says what is expected and what to do. What only the values of
 the weights tell is left to the stage that copies them (`tasks/base/body.py`).
 
-Whether a model folder's tokenizer and chat template can do what training asks of them.
+The tokenizer and the chat template are tried on what training asks of them.
 """
 
 from __future__ import annotations

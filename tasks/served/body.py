@@ -1,8 +1,7 @@
 """`served`: copies the folder of a model that only servers read.
 
-What is wrong with the folder of a served model, found without loading its weights.
-
-Less than of a model that is trained: SGLang decides which families it serves.
+What is wrong with it is found without loading its weights. Less is asked than of a model that is
+trained: SGLang decides which families it serves.
 """
 
 from __future__ import annotations

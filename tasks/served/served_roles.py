@@ -1,8 +1,7 @@
 """Which models the rewards of a stage ask, and which served ones teach it, by role.
 
-Teachers behind servers, of any size: asked for the logprobs of the student's tokens.
-
-They read the tokens as they are, so only the vocabulary has to be the student's.
+Teachers behind servers are of any size. They are asked for the logprobs of the student's tokens,
+which they read as they are, so only the vocabulary has to be the student's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """`sft`: supervised fine-tuning, and the loop of every stage that trains on data that are there.
-
-What a stage on given data remembers: its progress and totals, saved with each checkpoint.
+Its progress and totals are saved with each checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What a supervised stage takes its batches from: a list of all, or a stream of files.
-
-A supervised stage's batches from the user's own files, read as they are needed.
+"""What a supervised stage takes its batches from: a list of all, or a stream of the user's own
+files, read as they are needed.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ Weights are stored by their global shape, so that they are read whole, one at a 
 wrote them. Layers are stored one by one, or all of one kind as one tensor with a first axis for
 layers. Optimizer and random states are left alone.
 
-The index of a `dist_checkpointing` folder: a pickle, of which only plain descriptions are read.
-
-A pickle may name any function of any module, and reading it calls that function. The index of a
-folder from somebody else therefore may name what torch describes stored tensors with, and nothing
-else; and the files that it names lie in the folder.
+The index is a pickle. A pickle may name any function of any module, and reading it calls that
+function. The index of a folder from somebody else therefore may name what torch describes stored
+tensors with, and nothing else; and the files that it names lie in the folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A dist_checkpointing folder as an HF folder. Needs torch, and no Megatron.
-
-Folders whose matrices are FP8 with a scale for each block, as DeepSeek's are: in bfloat16. Needs
-torch, and no Megatron.
+"""Writes HF folders: a dist_checkpointing folder as one, and in bfloat16 a folder whose matrices
+are FP8 with a scale for each block, as DeepSeek's are. Needs torch, and no Megatron.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The driver's side of training: ranks leased together that work as one trainer.
+"""The driver's side of training: ranks leased together that work as one trainer or as one critic,
+which learns what a token's state is worth.
 
 async with await TrainerGroup.lease(job, ...) as trainer:
     trained = await trainer.rl_step(StepInputs(samples, algorithm, gate=True))
     report = await trainer.publish(server_urls, version)
-
-The driver's side of a critic: ranks that learn what a token's state is worth.
 
 trainer, critic = await lease_with_critic(...)
 values = await critic.values(inputs)

@@ -1,8 +1,6 @@
-"""The pairs of a step that a preference loss compares, e.g. each group's best and worst rollout.
-
-The turns of a step's samples: where each begins, what it answers, what it earned.
-
-What each reward of a rubric says of a step's samples.
+"""Parts of a step's samples: the pairs that a preference loss compares, e.g. each group's best and
+worst rollout; turns, where each begins, what it answers and earned; what each reward of a rubric
+says.
 """
 
 from __future__ import annotations

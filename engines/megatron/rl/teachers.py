@@ -7,8 +7,6 @@ So a teacher has the student's architecture and layout, and a rank never holds m
 weights, however many teachers there are. The files are mapped, so that a second reading comes from
 the host's page cache. Axes: K teachers, N samples, R trained tokens, T all tokens of the samples to
 train on.
-
-The likeliest tokens that teachers name at each trained place of a step. Axes: R, K as below.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One rank of a policy in reinforcement learning.
+"""One rank of a policy in reinforcement learning. One step of it:
 
-One step of reinforcement learning on one rank.
-
-samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
+    samples -> old, reference, teachers' logprobs -> advantages, weights
+            -> mini-batches: gate, update
 
 With routing replay, passes of the policy take the engine's experts where they are known, and else
 those of the pass for the old logprobs; the reference and teachers choose their own.

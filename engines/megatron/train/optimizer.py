@@ -1,6 +1,5 @@
-"""Megatron's distributed AdamW and learning-rate schedule, built from a recipe's Optimizer.
-
-A rank's share of the optimizer's state, as pieces of whole tensors and without copies.
+"""Megatron's distributed AdamW and learning-rate schedule, built from a recipe's Optimizer; and a
+rank's share of the optimizer's state, as pieces of whole tensors and without copies.
 
 Megatron's distributed optimizer lays all parameters end to end and cuts that into equal ranges, one
 for each data-parallel rank. A range of a matrix is three rectangles at most: the rest of a row,

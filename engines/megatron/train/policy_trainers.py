@@ -1,7 +1,4 @@
-"""One rank of a policy in supervised training.
-
-One rank of a policy that learns from which answers are better.
-"""
+"""One rank of a policy in supervised training, or one that learns from which answers are better."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A step's model FLOPs of what the device could do at most: the MFU.
+"""How long a piece of a rank's work takes, by the clock and by the processor, and what share of
+what the device could do at most the FLOPs of a step's model are: the MFU.
 
 There are two peaks: what a large matrix product reaches on this very device, and what its maker
 states, where we know it. The first is below the second, so its MFU is the kinder one.
-
-How long a piece of a rank's work takes, by the clock and by the processor.
 """
 
 from __future__ import annotations

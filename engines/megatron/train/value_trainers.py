@@ -1,9 +1,8 @@
-"""One rank of a reward model: a value head on a policy's trunk, read after an answer's last token.
+"""One rank of a model with a value head on a policy's trunk: a reward model, or a critic for GAE.
 
-The head has no bias: of an answer's reward only differences are learned, and models for sequence
-classification have none.
-
-One rank of a critic: a model that learns the value of each token's state, for GAE.
+A reward model is read after an answer's last token. The head has no bias: of an answer's reward
+only differences are learned, and models for sequence classification have none. A critic learns the
+value of each token's state:
 
     samples -> values before the step -> returns -> mini-batches: clipped squared error, update
 

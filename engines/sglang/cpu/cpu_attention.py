@@ -12,11 +12,10 @@ positions stop depending on how many masked ones follow.
 Legend: B requests, Q longest new part, L longest sequence, H query heads, G key-value heads,
 R = H / G query heads that share one, D width.
 
-Latent attention (MLA) of SGLang's DeepSeek classes on CPU.
-
-SGLang's backend for CPUs without AMX reads keys and values from a cache of latents, so that every
-pass has to take the way on which queries are brought to the latents' space. The products of that
-way are filled up as all others are (`row_invariant.py`).
+Latent attention (MLA) of SGLang's DeepSeek classes takes a way of its own: SGLang's backend for
+CPUs without AMX reads keys and values from a cache of latents, so that every pass has to take the
+way on which queries are brought to the latents' space. The products of that way are filled up as
+all others are (`row_invariant.py`).
 """
 
 # ruff: noqa: SLF001

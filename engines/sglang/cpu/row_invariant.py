@@ -12,10 +12,9 @@ SGLang's own.
 
 Legend: N new tokens, A query and key heads together, W width of a head.
 
-Layers in FP8 on CPU, where SGLang has no product of its own for them: their matrices are brought
-back to the type of the other weights when a load or an update ends, and multiplied like those.
-
-So a CPU rounds matrices as a GPU does, and nothing of what they are multiplied with.
+SGLang has no product on CPU for layers in FP8: their matrices are brought back to the type of the
+other weights when a load or an update ends, and multiplied like those. So a CPU rounds matrices as
+a GPU does, and nothing of what they are multiplied with.
 """
 
 # ruff: noqa: SLF001

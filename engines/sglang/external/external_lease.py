@@ -2,8 +2,6 @@
 
 find ─▶ check ─▶ hold ─▶ give weights ─▶ router of ours ─▶ watch, renew ─▶ restore ─▶ give back
 
-Which servers of others serve what, while a stage leases them.
-
 A server that is lost leaves the router and `urls`. When it answers again it is held, checked and
 given the folder's weights as at the beginning. The router gets it back once it serves the newest
 version that another one serves, which the stage's next publish sees to.

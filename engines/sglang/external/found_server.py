@@ -1,6 +1,5 @@
-"""What a running server says of itself: how it is found, and how it has to be left.
-
-Whether servers of others can take a model, and generate with it what servers of ours would.
+"""What a running server says of itself: how it is found, how it has to be left, and whether it can
+take a model and generate with it what servers of ours would.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""A model folder's weights for running servers, sent from this process or read by the servers.
+"""A model folder's weights for running servers, pushed as a trainer of one rank would, or read by
+the servers; `tributary publish` gives them to servers of others that go on serving them.
 
 Never through shared memory: torch keeps a process for it that has this one's output open, and lives
 as long as the servers do.
-
-A model folder's weights for servers of others that go on serving them: `tributary publish`.
-
-The weights of an HF folder, to push as a trainer of one rank would.
 """
 
 from __future__ import annotations

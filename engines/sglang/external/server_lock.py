@@ -1,12 +1,11 @@
-"""The exclusive right to change a server of others, kept on the server itself.
+"""The exclusive right to change a server of others, kept on the server itself, and how it is left
+as it was found: with its own weights, under their own version.
 
 Two homes on different hosts share nothing but the server. It has named sessions, each of which can
 be opened once and ends by itself some time after that: an open session is the right. As a session
 cannot be prolonged, the holder has two and renews them in turn. Who wants the right opens the first
 and then the second, so nobody gets both while the holder has one. A third session has the holder's
 own name: it tells him that the two are still his, and not somebody else's after a restart.
-
-Leaving a server of others as it was found: its own weights, under their own version.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """What servers say of tokens that somebody else wrote: their log-probabilities, or the outputs of a
-reward model's head.
-
-What one prompt gets from servers: log-probabilities of its own tokens, or some more tokens.
-
-For programs that ask from threads, such as an evaluation harness; rollouts use `client.py`, which
-packs many turns into a request.
+reward model's head; and what one prompt gets, for programs that ask from threads, such as an
+evaluation harness; rollouts use `client.py`, which packs many turns into a request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Hooks into SGLang for every server, with or without CUDA.
+"""Hooks into SGLang for every server, with or without CUDA, and what it answers beside SGLang's own
+requests: for weights that arrive while it generates, as deltas or by broadcast, and for the choice
+of their transport.
 
 Its sockets and shared memory bear names that identify the server: SGLang names them at random and
 removes none of them, so a server that ended would leave files that nobody can tell from a living
@@ -12,9 +14,6 @@ with it.
 
 A server in FP8 quantises what it reads from a folder, by the code that quantises what a trainer
 publishes.
-
-What our servers answer beside SGLang's own requests: for weights that arrive while they
-generate, as deltas or by broadcast, and for the choice of their transport.
 """
 
 from __future__ import annotations

@@ -6,13 +6,10 @@ client ── gateway (HOST:PORT, with the key) ─┬─ router ── servers 
 
 Behind the first of them, each asks the next for the key of this home.
 
-A model that an endpoint serves, and the arguments of its servers and its router.
-
-Which of SGLang's parsers read a model's tool calls and thoughts, by its chat template.
-
-SGLang's parsers assume that thinking is on where a request says nothing, and some that it is always
-on. So every server is told what the template itself does then, and gets the parser that begins as
-the template does: inside a thought, or outside.
+A model's chat template tells which of SGLang's parsers read its tool calls and thoughts. They
+assume that thinking is on where a request says nothing, and some that it is always on. So every
+server is told what the template itself does then, and gets the parser that begins as the template
+does: inside a thought, or outside.
 """
 
 from __future__ import annotations

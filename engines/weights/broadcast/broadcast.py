@@ -4,7 +4,7 @@ Each pipeline stage's sender has a process group with all servers, in which it i
 holds until the servers change: another set of them, or one that holds other weights than the last
 push left there, for it was restarted and knows nothing of the group.
 
-The trainer's side of weights that arrive while servers generate; `arrivals.py` is theirs.
+This is the trainer's side of weights that arrive while servers generate; `arrivals.py` is theirs.
 """
 
 from __future__ import annotations

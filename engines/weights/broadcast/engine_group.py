@@ -1,7 +1,7 @@
 """A group of a trainer's sender with the ranks of the engines themselves, which receive while they
 are paused: between GPUs, and for servers that are not ours.
 
-How a sender and its servers come into one process group, all or none; who did not, and why.
+A sender and its servers come into it all or none; else it says who did not, and why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What changed between two arrays of equal length, in few bytes and without loss.
+"""What changed between two arrays of equal length, in few bytes and without loss; and a rank's part
+of a version: its share of the buckets, as files of what changed in them.
 
 Numbers are compared as bits: two NaNs are equal if their bits are, 0.0 and -0.0 are not. An array
 is cut into blocks of BLOCK numbers. A block is
@@ -12,8 +13,6 @@ is cut into blocks of BLOCK numbers. A block is
 with gaps and planes compressed by zstd. A difference is new minus old, both taken as integers, with
 its sign in the lowest bit: small steps up and down leave the higher planes zero. Without an old
 array everything is compared with zeros, so a whole version has the same form.
-
-A rank's part of a version: its share of the buckets, as files of what changed in them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The tensors of one version in the host memory of a server, kept up to date from a folder.
-
-What a trainer asks of the copy of the weights in a server's process, and what that answers.
+"""The tensors of one version in the host memory of a server, kept up to date from a folder; what a
+trainer asks of them, and what the server answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is tried of a recipe's parts, and what came of it: plain data that goes to a process of its
 own and comes back.
 
-One step of a trial after the other: each is announced, bounded and, if it fails, named.
+Each step of a trial is announced, bounded and, if it fails, named.
 """
 
 from __future__ import annotations

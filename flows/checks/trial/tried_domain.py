@@ -1,7 +1,5 @@
-"""Draws a curriculum's problems and renders demonstrations: enough, the same again, no split
-shares any.
-
-Tries a domain's environment, driver and mode on a demonstration.
+"""Draws a curriculum's problems and renders demonstrations: enough, the same again, no split shares
+any. Tries a domain's environment, driver and mode on a demonstration.
 """
 
 from __future__ import annotations

@@ -87,9 +87,8 @@ class Training:
         total_steps: int,
         critic: CriticSettings | None = None,
     ) -> None:
-        """Load the HF folder `model`. `total_steps` counts optimizer steps: the learning rate's
-        decay ends there. Only a critic has and needs `critic`. Raises InputError for a folder,
-        layout or option that cannot work."""
+        """Load the HF folder `model`. The learning rate's decay ends at step `total_steps`; only a
+        critic has `critic`. Raises InputError for a folder, layout or option that cannot work."""
         config = read_config(model)
         check_layout(config, parallel, spec.megatron, spec.precision)
         check_lora(config, spec.lora, spec.megatron, has_value_head=self.has_value_head)
@@ -397,8 +396,5 @@ class Training:
 
     def gathered_weights(self) -> dict[str, Tensor]:
         """Copies on the CPU of all of them, on rank 0; empty elsewhere. All ranks call it."""
-        if self.layout.rank == 0:
-            return {name: tensor.cpu().clone() for name, tensor in self.hf_tensors()}
-        for _ in self.hf_tensors():
-            pass
-        return {}
+        is_first = self.layout.rank == 0  # the others, too, have to go through all tensors
+        return {name: each.cpu().clone() for name, each in self.hf_tensors() if is_first}

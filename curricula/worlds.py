@@ -27,7 +27,7 @@ from engines.types import (
     Tool,
     ToolCall,
 )
-from infra.processes.program_threads import wait_for_program
+from infra.processes.coroutines import wait_for_program
 from infra.sandbox.python import Demand, Limits, SandboxResult, run_python
 
 NOTHING = "no"

@@ -7,9 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from install.environment import create_environment
-from install.launcher import put_launcher
-from install.lock_file import read_lock
+from install.environment import create_environment, put_launcher
+from install.lock import read_lock
 from install.pip_settings import pip_options, settings_for_uv
 from install.torch_sources import install_torch
 from install.uv import InstallError, Uv, bootstrap_uv

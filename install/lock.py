@@ -1,4 +1,5 @@
-"""`make lock`: resolves locks/*.toml into locks/*.txt for every supported Python at once.
+"""Locks: one exact version a line, each with the Pythons that need it. `make lock` resolves
+locks/*.toml into locks/*.txt for every supported Python at once.
 
 Versions in a lock are kept if they still fit; delete a line to update that package.
 """
@@ -10,6 +11,9 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+from install.uv import InstallError
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "locks"
@@ -29,6 +33,7 @@ _ALWAYS = (
     "implementation_name != 'PyPy'",
 )
 """true wherever a lock is used"""
+_TORCH = re.compile(r"torch==([^\s;]+)")
 
 
 def main() -> None:
@@ -57,6 +62,25 @@ def simplified(line: str) -> str:
         return package
     parts = [part for part in marker.split(" and ") if part and part not in _ALWAYS]
     return f"{package} ; {' and '.join(parts)}" if parts else package
+
+
+class Lock(NamedTuple):
+    torch: str
+    """the version"""
+    without_torch: list[str]
+    brings_cuda: bool
+    """it lists the libraries that a CUDA build of torch needs"""
+
+
+def read_lock(path: Path) -> Lock:
+    if not path.is_file():
+        raise InstallError(f"LOCK={path}: no such file; use locks/cpu.txt or locks/cuda.txt")
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    torch = [found.group(1) for line in lines if (found := _TORCH.match(line))]
+    if len(torch) != 1:
+        raise InstallError(f"{path} needs one line `torch==VERSION`, and has {len(torch)}")
+    others = [line for line in lines if not _TORCH.match(line)]
+    return Lock(torch[0], others, any(line.startswith("nvidia-") for line in lines))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from engines.types import Transcript, Verdict
 from infra.back_ends import BackEnd, Call, is_same_value, solved, task_of
 from infra.errors import InputError
-from infra.processes.program_threads import wait_for_program
+from infra.processes.coroutines import wait_for_program
 from infra.repositories import Check, EditRefused, Files, Judgement, edited, judge, pool
 from infra.sandbox.python import DEMANDS, Demand
 from rewards.exact import is_said

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, cast
 from engines.types import Transcript, Verdict
 from infra.errors import InputError, TributaryError
 from infra.json_text import value_text
-from infra.processes.program_threads import wait_for_program
+from infra.processes.coroutines import wait_for_program
 from rewards.mathematics.math_forms import same
 from rewards.mathematics.math_writing import plain
 from rewards.references import reference_of

@@ -11,7 +11,7 @@ from curricula.coding.repository import BETWEEN, KINDS, Repository, Size, draw_r
 from curricula.procedural import Draft, Family, Procedural, check_choice, check_count
 from curricula.worlds import ToolEpisode
 from engines.types import Environment, Episode, Message, Problem, Tool, ToolCall
-from infra.processes.program_threads import wait_for_program
+from infra.processes.coroutines import wait_for_program
 from infra.repositories import EditRefused, Files, edited, found, listed, pool, report, shortened
 from infra.sandbox.python import DEMANDS, Demand, level, require
 

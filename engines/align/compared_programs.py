@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.align.engine_hooks import hook_of, read_hooks
 from engines.align.points import (
     AS_STORED,
     EMBEDDING,
@@ -27,7 +26,9 @@ from engines.align.points import (
     OF_TRAINER,
     ORDER,
     Recorded,
+    hook_of,
     listening,
+    read_hooks,
     recorded,
 )
 from engines.devices.child_processes import ChildProcesses

@@ -8,10 +8,11 @@ every program has. Axes: T tokens, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -250,3 +251,26 @@ def _chosen(made: Sequence[Tensor], shape: ModelShape) -> Tensor | None:
     numbers = torch.where((numbers >= 0) & (numbers < count), numbers, count)
     chosen = torch.zeros(len(numbers), count + 1, dtype=torch.bool)
     return chosen.scatter_(1, numbers, value=True)[:, :count]
+
+
+def hook_of(module: str, folder: Path) -> dict[str, Any]:
+    """One of the server's `forward_hooks`: record a module's last run in a file of its name."""
+    return {
+        "name": module,
+        "target_modules": [module],
+        "hook_factory": f"{__name__}:{record_to.__name__}",
+        "config": {"file": str(folder / f"{module}.pt")},
+    }
+
+
+def record_to(config: dict[str, str]) -> Callable[[Any, Any, Any], None]:
+    def record(_module: Any, given: Any, made: Any) -> None:
+        seen = seen_of(given, made)
+        torch.save((list(seen.given), list(seen.made)), config["file"])
+
+    return record
+
+
+def read_hooks(folder: Path) -> dict[str, Seen]:
+    """By module; those that the server does not have, or runs otherwise, are missing."""
+    return {file.stem: Seen(*torch.load(file)) for file in folder.glob("*.pt")}

@@ -5,6 +5,8 @@ SGLang calls `register` in each of its processes. Where CUDA is, nothing of its 
 
 from __future__ import annotations
 
+from typing import Any
+
 from infra.cuda import has_cuda
 
 _registered = False
@@ -26,7 +28,7 @@ def register() -> None:
     server_hooks.install_fp8_folders()
     if not has_cuda():
         from engines.sglang import last_turn
-        from engines.sglang.cpu import cpu_attention, host_memory, row_invariant, seeded_sampling
+        from engines.sglang.cpu import cpu_attention, row_invariant, seeded_sampling
 
         cpu_attention.install()
         row_invariant.install_trunk()
@@ -34,7 +36,7 @@ def register() -> None:
         row_invariant.install()
         seeded_sampling.install()
         cpu_attention.install_latent()
-        host_memory.install()
+        _pin_no_memory()
         row_invariant.install_fp8()
     _registered = True
 
@@ -42,3 +44,12 @@ def register() -> None:
 def is_registered() -> bool:
     """SGLang logs a plugin's exception and continues without it; our launcher checks here."""
     return _registered
+
+
+def _pin_no_memory() -> None:
+    """Leave the host memory in which a server notes experts unpinned: it is copied to no GPU."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    def not_pinned(*_given: Any, **_named: Any) -> None: ...
+
+    common._cuda_host_register = not_pinned  # noqa: SLF001

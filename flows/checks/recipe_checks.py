@@ -8,18 +8,24 @@ that a `mid_training` gave to it or to the student.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from fsspec.implementations.local import LocalFileSystem
+
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
-from flows.checks.data import message_file_cautions, message_file_problems, seen_before_cautions
+from flows.checks.data import (
+    message_file_cautions,
+    message_file_problems,
+    renderer_of,
+    seen_before_cautions,
+)
 from flows.checks.engines import config_made, folder_cautions, folder_problems, value_problems
 from flows.checks.hook_checks import hook_problems
 from flows.checks.idle_settings import idle_settings
 from flows.checks.memory.fit import memory_cautions, memory_problems, size_notes
-from flows.checks.packing import length_problems
 from flows.checks.servers import (
     determinism_notes,
     determinism_problems,
@@ -37,9 +43,12 @@ from flows.explain import nearest
 from flows.plan import BASE, MODEL, TEACHER, PlannedStage
 from flows.post_train import UNIFIED, plan_post_train
 from flows.recipe import Recipe
-from infra.errors import InputError, StorageError
+from infra.data_files.files import find_files
+from infra.errors import InputError, StorageError, TrainingStopped, TributaryError
+from infra.home import home
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.domain import Domain, RewardSpec, ScoredDomain
+from tasks.mid_training.spec import MidTrainingSpec
 from tasks.model_folder.folder_report import CHAT_FILES, template_text
 from tasks.model_folder.model_files import ModelFiles
 from tasks.offline.spec import ROLLOUTS, OfflineSpec
@@ -51,6 +60,10 @@ from tasks.stage_kinds import PATH_KINDS
 
 if TYPE_CHECKING:
     from engines.chat import Chat
+    from tasks.mid_training.packed_stream import PackedStream
+
+_MOST_PACKED = 64
+"""sequences that are packed"""
 
 
 def teacher_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
@@ -304,3 +317,57 @@ def _other_temperatures(plan: list[PlannedStage]) -> Iterator[str]:
                 f" {stage.inputs[ROLLOUTS]} samples at {theirs:g}, at which the trainer computes"
                 " their probabilities; write the same into both"
             )
+
+
+def length_problems(plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """Sequences that are longer than the model reads, and positions that it cannot be given."""
+    for stage in plan:
+        if not isinstance(stage.spec, MidTrainingSpec):
+            continue
+        config = config_made(plan, stage.inputs["model"])
+        try:
+            if config is not None:
+                model_shape(stage.spec.settings.config_of(config))
+        except InputError as error:
+            yield f"{stage.where}.{error}"
+
+
+def packing_notes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """How full sequences are, what is cut or left out, and how often each source is gone through;
+    nothing for files or a base elsewhere, and for a base whose tokenizer is not made yet."""
+    renderer = renderer_of(recipe.base) if recipe.base.random is None else None
+    for stage in plan:
+        spec = stage.spec
+        if renderer is None or not isinstance(spec, MidTrainingSpec):
+            continue
+        try:
+            files = [file for source in spec.settings.data for file in find_files(source.files)]
+            if all(isinstance(file.fs, LocalFileSystem) for file in files):
+                packed = spec.settings.packed(renderer, spec.seed, home() / "cache" / "files")
+                yield f"{stage.where}: {_said(packed, spec)}"
+        except TrainingStopped as error:  # of rows behind the first ones
+            yield f"{stage.where}: the stage will stop: {error}"
+        except TributaryError:  # what is wrong with the files is said elsewhere
+            continue
+
+
+def _said(packed: PackedStream, spec: MidTrainingSpec) -> str:
+    settings = spec.settings
+    count = min(_MOST_PACKED, settings.steps * settings.batch_size)
+    for _ in range(count):
+        packed.take_packed()
+    read = sum(stream.counts.read for stream in packed.streams)
+    bad = sum(stream.counts.num_bad for stream in packed.streams)
+    whole = settings.steps * settings.step_tokens * packed.efficiency
+    weights = sum(source.weight for source in settings.data)
+    passes = [
+        f"data.{number} about {whole * source.weight / weights / tokens:.2g} times"
+        for number, (source, stream) in enumerate(zip(settings.data, packed.streams, strict=True))
+        if (tokens := stream.counts.tokens / max(stream.counts.read, 1) * stream.num_rows)
+    ]
+    return (
+        f"its first {count} sequences of {settings.sequence_length} tokens are"
+        f" {packed.efficiency:.1%} full; of {read} rows {packed.cut} are longer and cut into"
+        f" {packed.pieces} pieces, {bad} are bad and left out; {settings.steps} steps take"
+        f" {whole:,.0f} tokens: {', '.join(passes)}"
+    )

@@ -93,8 +93,7 @@ def show_check(
     name: str, changes: list[str], full: bool, json: bool, console: CommandConsole
 ) -> int:
     from flows.checks.memory.fit import size_notes
-    from flows.checks.packing import packing_notes
-    from flows.checks.recipe_checks import cautions, check_recipe, notes
+    from flows.checks.recipe_checks import cautions, check_recipe, notes, packing_notes
     from flows.checks.store_checks import require_variables
 
     require_variables()

@@ -5,20 +5,27 @@ see threads only)."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from infra.home import SOURCE_ROOT
 
 _DEEPEST = 40
 A = TypeVar("A")
 B = TypeVar("B")
+_MOST_PROGRAMS = 32
+"""threads that wait for programs"""
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 
 def task_stacks() -> str:
@@ -130,3 +137,19 @@ def is_told_to_end() -> bool:
     within: of another task, for which it waits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+async def wait_for_program(
+    call: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
+) -> Found:
+    """Return what the call returns, which waits for a program that rewards or tools run: a model's
+    may take its whole time. An event loop's own threads are few, and the rest of a stage needs
+    them: journals, the health of servers, the ends of sandboxes."""
+    run = functools.partial(contextvars.copy_context().run, call, *given, **named)
+    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), run)
+
+
+@functools.cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads: a fork has none of its parent's."""
+    return ThreadPoolExecutor(_MOST_PROGRAMS, thread_name_prefix="programs")

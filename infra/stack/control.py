@@ -39,12 +39,12 @@ from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.network import is_free
 from infra.stack.database import database, require_same
 from infra.stack.flow_jobs import is_elsewhere
-from infra.stack.head import require_head
 from infra.stack.prefect_server import furnish
 from infra.stack.record import (
     Stack,
     load_record,
     new_stack,
+    require_head,
     require_ours,
     require_same_head,
     require_same_host,

@@ -14,7 +14,7 @@ from typing import ClassVar, get_args
 from engines.types import Transcript, Verdict
 from infra.code_tests import CodeTests, read_code_tests
 from infra.errors import InputError
-from infra.processes.program_threads import wait_for_program
+from infra.processes.coroutines import wait_for_program
 from infra.sandbox.kinds import process
 from infra.sandbox.pool import Pool
 from infra.sandbox.python import DEMANDS, Demand, level, require

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -16,16 +17,19 @@ from engines.rollout.consumer import StepResult
 from engines.rollout.loop import Loop
 from engines.rollout.metrics import StopRule, counting
 from engines.rollout.published_policy import PublishedPolicy
-from engines.rollout.records.gallery import Gallery
+from engines.rollout.records.dataset import read_admitted
+from engines.rollout.records.gallery import ROLLOUTS_FILE, Gallery
+from engines.rollout.records.take_log import TAKES_FILE
 from engines.sglang.fleet import CacheUse, Fleet, prewarm
 from infra.processes.coroutines import run_both
+from infra.store.manifest import StageWarning
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording, write_trace
 from tasks.admitted import only_admitted
+from tasks.mine.spec import MINED
 from tasks.nothink import curves_by_mode, in_both_modes
 from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
 from tasks.rl.curve import more_curves
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
-from tasks.rl.passed_on import is_nothing_mined, pass_on
 from tasks.rl.phases import PhasedTickets, open_phases
 from tasks.rl.spec import RlSpec
 from tasks.rl.stage_loop import data_source_of, loop_of, open_filter
@@ -309,3 +313,23 @@ def _all(work: Sequence[Callable[[], None]]) -> None:
 
 async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, object]) -> Written:
     return (await run_both(copied, rest))[0]
+
+
+def is_nothing_mined(context: StageContext) -> bool:
+    """Whether the stage is given the problems of a `mine`, and there are none."""
+    return MINED in context.inputs and not read_admitted(context.inputs[MINED])
+
+
+def pass_on(context: StageContext) -> dict[str, float]:
+    """Copy the model, without what another stage did to make it, and say so."""
+    for file in sorted(context.inputs["model"].iterdir()):
+        if file.is_file() and file.name not in (ROLLOUTS_FILE, TAKES_FILE):
+            shutil.copyfile(file, context.out / file.name)
+    context.reporter.keep_warning(
+        StageWarning(
+            what="it trained nothing: its model is the one before it",
+            cause="the `mine` before it found no problem whose rollouts show a pathology",
+            advice="leave both stages out, or keep more rollouts before `mine`",
+        )
+    )
+    return {"steps": 0.0}

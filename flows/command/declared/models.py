@@ -169,7 +169,7 @@ def align(
         tokens: How many tokens; more than a sliding window has, to see its mask.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.models.align import align as run
+    from flows.command.models.export import align as run
 
     return run(model, dtype, tokens, root, json, console)
 

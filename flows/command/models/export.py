@@ -1,5 +1,5 @@
 """Gives models to others: `tributary export`, `push`, `convert`, and `publish` for running servers
-of others.
+of others; `align` shows where trainer and engine differ on one model.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from engines.families.common.dense import is_fp8
 from engines.families.common.model_config import read_config
 from engines.megatron.hf.dist_folder import is_local_dist_folder
 from engines.sglang.spec import server_address
-from flows.command.app import CommandConsole, print_json
+from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.card import (
     CARD,
     LINEAGE,
@@ -34,13 +35,13 @@ from flows.command.models.card import (
 from flows.command.models.named_artifacts import NamedModel, find_model, find_named_model
 from flows.running.records import has_run
 from infra.errors import CorruptArtifact, InputError
-from infra.home import new_folder, require_free
+from infra.home import home, new_folder, require_free
 from infra.hub import hub_name, is_hub_name, upload_model
 from infra.store.store import Store
 
 if TYPE_CHECKING:
+    from engines.align.compared_programs import Alignment, Difference
     from engines.sglang.external.give_weights import Way
-
 
 _TAKEN = (".json", ".jinja", ".txt", ".model", ".safetensors")
 """what a model is made of; records of how it was trained stay in the store"""
@@ -258,3 +259,47 @@ def _address(text: str) -> str:
         return server_address(text)
     except ValueError as error:
         raise InputError(f"--to: {error}") from None
+
+
+def align(
+    model: str, precision: str, tokens: int, root: str, json: bool, console: CommandConsole
+) -> int:
+    """-> exit code: 1 if two programs differ beyond the bound of the type."""
+    folder = find_model(model, root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
+        from engines.align.compared_programs import BOUNDS, compare, run_all
+        from engines.devices.child_processes import ChildProcesses
+        from engines.sglang.servers.slots import LAUNCHER
+
+        logs = home() / "logs" / "align"
+        with ChildProcesses(logs, LAUNCHER) as children:
+            found = compare(
+                run_all(folder, tokens, precision, children=children), BOUNDS[precision]
+            )
+    if json:
+        print_json({"model": str(folder), "dtype": precision, "tokens": tokens, **found.as_json()})
+    else:
+        show(found, f"{folder}: largest relative difference, {precision}, {tokens} tokens", console)
+    return 0 if found.first is None else 1
+
+
+def show(found: Alignment, title: str, console: CommandConsole) -> None:
+    from engines.align.compared_programs import by_layer
+
+    pairs = list(found.differences[0].between)
+    header = ["", *(" - ".join(pair) for pair in pairs), "first beyond"]
+    rows = [[name, *_cells(each, pairs, found.bound)] for name, each in by_layer(found)]
+    console.print(text_table(header, rows, title))
+    console.say(found.sentence())
+    for line in found.experts:
+        console.say(f"  experts of {line}")
+
+
+def _cells(
+    points: Sequence[Difference], pairs: Sequence[tuple[str, str]], bound: float
+) -> list[str]:
+    """Numbers of a layer and the first of its points that is beyond the bound."""
+    largest = [max(each.between.get(pair, 0.0) for each in points) for pair in pairs]
+    first = next((each.point for each in points if each.is_beyond(bound)), "")
+    return [*(f"{value:.1e}" for value in largest), first]

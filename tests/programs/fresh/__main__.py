@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from install.lock_file import read_lock
+from install.lock import read_lock
 from tests.programs.bench.rows import Row, show, write
 from tests.programs.fresh.debian import build, copy
 from tests.programs.fresh.host import equip, torch_wheel

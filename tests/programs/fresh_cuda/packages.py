@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from install.lock_file import read_lock
+from install.lock import read_lock
 from install.pip_settings import pip_options, settings_for_uv
 from install.uv import Uv, bootstrap_uv
 from tests.programs.fresh_cuda.steps import ROOT

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from install.environment import VERSIONS, create_environment
-from install.launcher import put_launcher
-from install.lock import simplified
-from install.lock_file import read_lock
+from install.environment import VERSIONS, create_environment, put_launcher
+from install.lock import read_lock, simplified
 from install.pip_settings import pip_options, settings_for_uv
 from install.torch_sources import install_torch
 from install.uv import InstallError, Uv

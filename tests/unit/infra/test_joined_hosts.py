@@ -15,8 +15,7 @@ from infra.home import JOINED_HOME_VARIABLE, home
 from infra.processes.children import ProcessRecord, birth_of
 from infra.stack import Stack, up
 from infra.stack.doctor import hosts_in
-from infra.stack.head import address_towards
-from infra.stack.record import load_record, new_stack, save_record
+from infra.stack.record import address_towards, load_record, new_stack, save_record
 from infra.stack.services import services
 
 pytestmark = pytest.mark.unit

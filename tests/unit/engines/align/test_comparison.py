@@ -23,7 +23,7 @@ from engines.align.points import (
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
 from flows.command.app import CommandConsole
-from flows.command.models.align import show
+from flows.command.models.export import show
 from infra.errors import EngineError
 from tests.parts.families import hf_config
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.checks.packing import length_problems, packing_notes
-from flows.checks.recipe_checks import cautions, check_recipe
+from flows.checks.recipe_checks import cautions, check_recipe, length_problems, packing_notes
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.plan import PlannedStage

@@ -1,4 +1,5 @@
-"""What the stages that generate share: their engines, their chat format, their domains."""
+"""What stages share: their trainer's ranks and, where they generate, their servers, their chat
+format, their domains."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from tasks.stage import StageContext, Stopped, require_inputs
 
 if TYPE_CHECKING:
     from engines.chat import Chat
+    from engines.megatron.ranks.rank import TrainerJob
+    from engines.megatron.ranks.trainer_group import TrainerGroup
     from engines.rollout.drivers.driver import LiveDomain
     from engines.rollout.records.journals import RolloutJournal
     from engines.sglang.fleet import Fleet
@@ -198,3 +201,21 @@ async def read_rows(context: StageContext, domains: Sequence[LiveDomain]) -> Non
             for warning in rows.warnings if isinstance(rows, _Warns) else ():
                 what = f"{domain.name}: {warning.what}"
                 context.reporter.keep_warning(warning.model_copy(update={"what": what}))
+
+
+async def lease_trainer(
+    stack: AsyncExitStack, context: StageContext, job: TrainerJob, *, shares: bool = False
+) -> TrainerGroup:
+    """Lease the stage's trainer ranks, loaded; released with the stack. `shares`: the stage's
+    servers come to the same devices."""
+    from engines.megatron.ranks.trainer_group import TrainerGroup
+
+    with context.pulse.waiting():
+        trainer = await TrainerGroup.lease(
+            job,
+            pool_ranks=context.pool.trainer_ranks,
+            holder=context.holder,
+            shares=shares,
+        )
+    stack.push_async_callback(trainer.release)
+    return trainer

@@ -328,7 +328,7 @@ def show_report(run: str, json: bool, open_: bool, serve: bool, console: Command
 def _serve(
     record: RunRecord, plan: Sequence[PlannedStage], open_: bool, console: CommandConsole
 ) -> int:
-    from flows.reports.live import LivePage, serve_page
+    from flows.reports.page import LivePage, serve_page
 
     def told(link: str) -> None:
         console.say(f"{record.run}, until Ctrl-C (the link works once): {link}")

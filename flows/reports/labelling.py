@@ -32,7 +32,7 @@ from engines.rollout.records.packing import load_problem, load_turns
 from engines.types import Message, Problem
 from flows.command.app import CommandConsole
 from flows.command.samples import find_samples
-from flows.reports.live import serve_page
+from flows.reports.page import serve_page
 from infra.config import Config
 from infra.data_files.rows import BadRow
 from infra.errors import InputError

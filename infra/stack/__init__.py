@@ -1,8 +1,7 @@
 """The local stack of one home: Prefect server and worker, Ray head, MLflow server."""
 
-from infra.stack.clean import Leftover, clean
 from infra.stack.control import ServiceState, down, load_stack, status, up
-from infra.stack.doctor import HostState, cluster_hosts, doctor
+from infra.stack.doctor import HostState, Leftover, clean, cluster_hosts, doctor
 from infra.stack.installed import Check
 from infra.stack.record import WORK_POOL, Stack, require_ours
 

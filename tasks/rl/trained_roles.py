@@ -18,10 +18,10 @@ from engines.rollout.protocols import PublishedWeights
 from engines.sglang.servers.server_units import TrainerDevices
 from engines.weights.spec import WeightTransport
 from infra.processes.coroutines import run_both
+from tasks.resources import lease_trainer
 from tasks.rl.spec import RlSettings
 from tasks.saving import Written
 from tasks.stage import StageContext
-from tasks.trainers import lease_trainer
 from tasks.training_record import changed_share
 
 _TRAINER_FOLDER = "trainer"

@@ -20,11 +20,11 @@ from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.processes.coroutines import run_both
+from tasks.resources import lease_trainer
 from tasks.saving import Saving, Written
 from tasks.sft.spec import SftSpec
 from tasks.sft.supply import B, Supply, open_supply
 from tasks.stage import Reporter, StageContext, Stopped, require_inputs
-from tasks.trainers import lease_trainer
 from tasks.training_record import Series, Updates, changed_share
 
 _STATE_FILE = "state.json"

@@ -14,7 +14,7 @@ from engines.devices.child_processes import ChildProcesses
 from engines.sglang.servers.server import Server
 from engines.sglang.spec import FleetSpec
 from infra.processes.leftovers import SHARED_MEMORY, leftovers_of, leftovers_of_dead
-from infra.stack.clean import clean
+from infra.stack.doctor import clean
 from tests.parts.machine import until
 from tests.parts.tiny import tiny_model
 

@@ -29,7 +29,7 @@ from infra.processes.leftovers import (
 )
 from infra.processes.work_folder import work_folder, work_path
 from infra.sandbox.python import scratch_folder
-from infra.stack.clean import clean
+from infra.stack.doctor import clean
 from infra.stack.record import load_record, new_stack, save_record, stack_lock
 
 pytestmark = pytest.mark.unit

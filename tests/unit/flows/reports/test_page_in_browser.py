@@ -22,8 +22,7 @@ from flows.catalog import plan_of
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.reports.labelling import LabelPage, Labels, comparisons_of
-from flows.reports.live import LivePage, page_server
-from flows.reports.page import write_page
+from flows.reports.page import LivePage, page_server, write_page
 from flows.reports.report import build_report
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord

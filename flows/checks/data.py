@@ -316,7 +316,6 @@ def _questions(source: RowFiles) -> Iterator[tuple[str, str]]:
     """What users say in the rows, with file and line; of large files as far as time goes."""
     from infra.data_files.chunks import LocalFiles
     from infra.data_files.files import find_files
-    from infra.processes.leftovers import temporary_folder
 
     ends = time.monotonic() + _SECONDS
     with temporary_folder() as copies:

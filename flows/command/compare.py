@@ -6,7 +6,6 @@ import json as json_text
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -38,7 +37,7 @@ STATES = {"cached": "cached", "again": "runs again", "new": "runs: new", "gone":
 _LONGEST = 100
 
 
-def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Console) -> int:
+def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: CommandConsole) -> int:
     if len(runs) < 2:
         raise InputError("name the runs to compare, at least two: `tributary compare RUN RUN ...`")
     records = [find_run(run) for run in runs]
@@ -54,7 +53,7 @@ def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Conso
         return 0
     page = write_comparison(found, records, reports)
     _print(found, console)
-    console.print(f"page: {page.as_uri()}", markup=False, highlight=False, soft_wrap=True)
+    console.say(f"page: {page.as_uri()}")
     if open_:
         open_page(page, console)
     return 0
@@ -73,7 +72,7 @@ def _require_different(named: Sequence[str], records: Sequence[RunRecord]) -> No
         first[record.run] = name
 
 
-def _print(found: Comparison, console: Console) -> None:
+def _print(found: Comparison, console: CommandConsole) -> None:
     for run, lines in found.differences.items():
         _say(
             f"warning: {run} is of another recipe than {found.runs[0]}, so nothing is averaged:",
@@ -108,8 +107,8 @@ def _print(found: Comparison, console: Console) -> None:
             _say(f"{pair.first} and {pair.second}: not compared in pairs: {pair.why_not}", console)
 
 
-def _say(text: str, console: Console) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _say(text: str, console: CommandConsole) -> None:
+    console.say(text)
 
 
 def _pair(pair: PairOfRuns) -> Table:

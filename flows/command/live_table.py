@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flows.command.app import duration, text_table
+from flows.command.app import CommandConsole, duration, text_table
 from flows.plan import PlannedStage
 from flows.reports.charts import curve_table, pathology_table
 from flows.reports.outcome import state_line, warning_lines, what_training_did
@@ -40,7 +39,9 @@ STYLES = {
 class LiveTable:
     """`update` redraws in place on a terminal; elsewhere it says each change of a stage's state."""
 
-    def __init__(self, record: RunRecord, plan: list[PlannedStage], console: Console) -> None:
+    def __init__(
+        self, record: RunRecord, plan: list[PlannedStage], console: CommandConsole
+    ) -> None:
         self._record, self._plan, self._console = record, plan, console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._stages: dict[str, StageRecord] = {}
@@ -92,7 +93,7 @@ def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table
     return table
 
 
-def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> int:
+def show_end(record: RunRecord, plan: list[PlannedStage], console: CommandConsole) -> int:
     """Scores, notes and links of a run that is over, and how to talk to its last model."""
     report = build_report(record, plan)
     console.print(state_line(report), markup=False)

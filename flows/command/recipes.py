@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from flows.command.app import CommandConsole, print_json, text_table
 from flows.diff import Difference, differences, listed
@@ -160,7 +159,7 @@ def _renew() -> str:
     return f"{stack.prefect_ui}/deployments"
 
 
-def write_starter(folder: str, console: Console) -> int:
+def write_starter(folder: str, console: CommandConsole) -> int:
     """Write the starter's files, all or none, and say what to do next; -> exit code.
 
     Raises InputError where one of them exists already, or the folder cannot be written.
@@ -184,7 +183,7 @@ def write_starter(folder: str, console: Console) -> int:
         f"  tributary run {recipe}",
         "then change my_reward.py, and the first part of my_domain.py and my_environment.py",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say(line)
     return 0
 
 

@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rich.console import Console
-
 from flows.catalog import DISTILL_ROUNDS, plan_of
+from flows.command.app import CommandConsole
 from flows.command.live_table import LiveTable, show_end
 from flows.load import load_recipe
 from flows.page.form import asked_by_command, form_of
@@ -46,7 +45,7 @@ def start(
     chosen: ChosenStages,
     name: str,
     in_process: bool,
-    console: Console,
+    console: CommandConsole,
 ) -> int:
     """Run the recipe, or one expert of it, or some stages; -> exit code."""
     flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
@@ -63,7 +62,7 @@ def start_rounds(
     rounds: int,
     name: str,
     in_process: bool,
-    console: Console,
+    console: CommandConsole,
 ) -> int:
     """Add rounds of self-distillation to one expert; 0 also if there is nothing to do."""
     from flows.running.new_run import NotDue
@@ -74,7 +73,7 @@ def start_rounds(
         asked = asked_by_command(recipe, changes, name)
         return start_flow(DISTILL_ROUNDS, arguments, loaded, name, in_process, console, asked)
     except NotDue as why:
-        console.print(f"nothing to do: {why}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"nothing to do: {why}")
         return 0
 
 
@@ -84,7 +83,7 @@ def start_flow(
     loaded: Recipe,
     name: str,
     in_process: bool,
-    console: Console,
+    console: CommandConsole,
     asked: Mapping[str, Any] | None = None,
 ) -> int:
     """Check a flow's plan, put its run on record and follow it; -> exit code.
@@ -103,14 +102,14 @@ def start_flow(
     check_recipe(loaded, plan)
     require_stored(loaded, plan)
     for caution in cautions(loaded, plan):
-        console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"warning: {caution}")
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
     record = new_run(loaded, flow, arguments, name=name, in_process=in_process, asked=asked)
     return watch(record, console)
 
 
-def continue_run(run: str, console: Console) -> int:
+def continue_run(run: str, console: CommandConsole) -> int:
     record = find_run(run)
     state = record.state()
     gone = _removed(record) if state.state == "completed" else []
@@ -146,12 +145,12 @@ class _StartedFlow(Protocol):
 
     @property
     def is_over(self) -> bool: ...
-    def detach(self, console: Console) -> None: ...
+    def detach(self, console: CommandConsole) -> None: ...
     def cancel(self) -> None: ...
     def result(self) -> None: ...
 
 
-def watch(record: RunRecord, console: Console) -> int:
+def watch(record: RunRecord, console: CommandConsole) -> int:
     """Start a run that is on record, or follow it; -> exit code."""
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
@@ -171,7 +170,7 @@ def watch(record: RunRecord, console: Console) -> int:
     return show_end(record, plan, console)
 
 
-def _interrupted(record: RunRecord, started: _StartedFlow, console: Console) -> int:
+def _interrupted(record: RunRecord, started: _StartedFlow, console: CommandConsole) -> int:
     """One Ctrl-C detaches from the run; a second one within two seconds cancels it."""
     try:
         console.print("Ctrl-C again within 2 s cancels the run.")
@@ -188,7 +187,7 @@ def _interrupted(record: RunRecord, started: _StartedFlow, console: Console) -> 
 class _Here:
     """A run in this process."""
 
-    def __init__(self, record: RunRecord, console: Console) -> None:
+    def __init__(self, record: RunRecord, console: CommandConsole) -> None:
         from flows.running.in_process import InProcessRun
 
         # A scheduler or `tributary cancel` ends it as Ctrl-C does; a shell's job ignores SIGINT.
@@ -201,7 +200,7 @@ class _Here:
     def is_over(self) -> bool:
         return self._run.is_over
 
-    def detach(self, console: Console) -> None:
+    def detach(self, console: CommandConsole) -> None:
         console.print("stopping after a checkpoint ...")
         self._run.stop()
 
@@ -215,7 +214,7 @@ class _Here:
 class _Deployed:
     """A run through a Prefect deployment; if it is already running, follow it."""
 
-    def __init__(self, record: RunRecord, console: Console) -> None:
+    def __init__(self, record: RunRecord, console: CommandConsole) -> None:
         from flows.running.open import running_stack
 
         stack = running_stack()
@@ -300,7 +299,7 @@ class _Deployed:
             case _:
                 return True
 
-    def detach(self, console: Console) -> None:
+    def detach(self, console: CommandConsole) -> None:
         console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)
 
     def cancel(self) -> None:

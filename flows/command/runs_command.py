@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -63,7 +62,7 @@ class ListedRun(Config):
     """why its record cannot be read, or why it was refused"""
 
 
-def show_runs(limit: int, json: bool, console: Console) -> int:
+def show_runs(limit: int, json: bool, console: CommandConsole) -> int:
     if limit < 1:
         raise InputError(f"--limit {limit}: how many runs to show, from 1")
     known = [*map(_listed, run_entries()[:limit]), *map(_refused, refused_runs())]
@@ -82,7 +81,7 @@ def show_runs(limit: int, json: bool, console: Console) -> int:
             console.print(f"{len(these)} of {len(listed)} runs {what}:", highlight=False)
         for run in these:
             text = f"  {run.run}: {run.fault}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.say(text)
     return 0
 
 
@@ -126,7 +125,7 @@ def _table(listed: Sequence[ListedRun]) -> Table:
     return table
 
 
-def show_log(run: str, stage: str, follow: bool, console: Console) -> int:
+def show_log(run: str, stage: str, follow: bool, console: CommandConsole) -> int:
     """Print the log of a stage's last job; with `follow` until the stage, or its run, is over."""
     record = find_run_of(run, stage, "logs")
     chosen = _stage(record, stage)
@@ -213,8 +212,6 @@ def cancel_run(run: str, json: bool, console: CommandConsole) -> int:
 
 def _ask(record: RunRecord, state: RunState) -> None:
     """Its flow, through Prefect; a command that runs it by itself, by the signal of Ctrl-C."""
-    from flows.running.open import running_stack
-
     if record.head().in_process:
         interrupt(record.run)
     elif state.flow_run:
@@ -281,9 +278,6 @@ def replay_stage(
     stage: str, run: str, in_process: bool, json: bool, console: CommandConsole
 ) -> int:
     """0 if every tensor is the same to the bit, 1 otherwise."""
-    from flows.running.open import running_stack
-    from flows.running.prefect_api import PrefectApi
-
     recorded = find_run(run)
     head, recipe = recorded.head(), recorded.recipe()
     if head.flow == FLOW:

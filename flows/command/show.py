@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -340,8 +339,8 @@ def _serve(
     return 0
 
 
-def open_page(page: Path, console: Console) -> None:
+def open_page(page: Path, console: CommandConsole) -> None:
     """In the user's browser; where there is none, its address is all that can be given."""
     if not webbrowser.open(page.as_uri()):
         text = f"no browser was found on this machine; open {page.as_uri()}, or copy the file"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.say(text)

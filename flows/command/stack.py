@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from flows.command.app import CommandConsole, print_json
@@ -24,14 +23,14 @@ from infra.tracking.old_curves import thin_curves
 from infra.tracking.pages import front_page
 
 
-def join_stack(head: str, console: Console) -> int:
+def join_stack(head: str, console: CommandConsole) -> int:
     """Let this host work for the stack whose Ray head is at `head`."""
     stack.up(lambda text: console.print(text, markup=False), join=head)
     console.print(f"this host works for the stack of {head}", markup=False)
     return 0
 
 
-def start_stack(concurrent_runs: int | None, console: Console) -> int:
+def start_stack(concurrent_runs: int | None, console: CommandConsole) -> int:
     """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
     it as it is."""
     from flows.checks.store_checks import require_variables
@@ -58,7 +57,7 @@ def start_stack(concurrent_runs: int | None, console: Console) -> int:
     return 0
 
 
-def stop_stack(console: Console) -> int:
+def stop_stack(console: CommandConsole) -> int:
     stack.down()
     console.print("the local stack is down.")
     return 0
@@ -116,7 +115,7 @@ def _show_hosts(hosts: Sequence[stack.HostState], console: CommandConsole) -> No
     console.print(table)
 
 
-def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:
+def keep_secret(block: str, variables: Sequence[str], console: CommandConsole) -> int:
     from flows.running.open import running_stack
     from flows.running.secrets import save_secrets
 
@@ -160,7 +159,7 @@ def _runs() -> stack.Check:
     return stack.Check("runs", True, told, "", warns=True)
 
 
-def _show_links(found: stack.Stack, console: Console) -> None:
+def _show_links(found: stack.Stack, console: CommandConsole) -> None:
     """Each logs a browser in, once."""
     for title, url in (
         ("Prefect", found.prefect_ui),
@@ -170,7 +169,7 @@ def _show_links(found: stack.Stack, console: Console) -> None:
         console.print(f"{title}: {login_link(url)}", markup=False, soft_wrap=True)
 
 
-def clean_records(days: int | None, yes: bool, json: bool, console: Console) -> int:
+def clean_records(days: int | None, yes: bool, json: bool, console: CommandConsole) -> int:
     """Show what could go, and remove it if the person said so; -> exit code."""
     if days is not None and days < 1:
         raise InputError(f"--days {days}: give at least one day")
@@ -200,7 +199,7 @@ def clean_records(days: int | None, yes: bool, json: bool, console: Console) -> 
         *(f"{name} keeps its size: it is in use, or the disk is full" for name in kept_open),
         *([] if yes else ["Nothing was deleted; --yes deletes it."]),
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say(line)
     return 0
 
 

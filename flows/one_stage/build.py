@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from rich.console import Console
 
 from curricula.built_in_curricula import OF_LIBRARIES, OF_ROWS
 from curricula.built_in_curricula import build as build_curriculum
 from curricula.prompt_files.prompt_curriculum import Files
 from engines.types import Split
 from flows.checks.trial.live_parts import leave_out_for
+from flows.command.app import CommandConsole
 from flows.command.models.named_artifacts import model_place
 from flows.command.run_command import start_flow
 from flows.explain import explain
@@ -212,7 +212,7 @@ def start_one(
     save: str,
     evaluates: bool,
     in_process: bool,
-    console: Console,
+    console: CommandConsole,
 ) -> int:
     """`evaluates`: whether the models are scored, too; -> exit code."""
     data = recipe_data(asked)

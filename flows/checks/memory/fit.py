@@ -17,7 +17,6 @@ from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 from engines.sglang.spec import CPU_TOKENS
 from flows.checks.memory.machine import (
     GB,
-    PlannedDevices,
     device_bytes,
     devices_for,
     devices_of,
@@ -27,7 +26,6 @@ from flows.checks.memory.machine import (
     machine_cautions,
     placement_problems,
     side_by_side,
-    stated_devices,
 )
 from flows.checks.memory.roles import (
     BaseModel,
@@ -43,6 +41,7 @@ from flows.recipe import Recipe
 from infra.config import Config
 from infra.cuda import gpu_sizes
 from tasks.served.served_roles import ServedRole, is_stage
+from tasks.stage import Devices
 
 _WHOLE_LAYERS = Recompute(method="uniform", num_layers=1)
 _RECOMPUTE = (
@@ -296,7 +295,7 @@ def _has_room(recipe: Recipe, roles: Sequence[RoleMemory]) -> bool:
 
 def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Devices that are too few or too small, each with the smallest change that helps."""
-    devices = stated_devices(recipe.resources)
+    devices = recipe.resources.devices
     if devices is not None:
         yield from placement_problems(recipe.resources, plan, devices)
     if device_bytes(recipe.resources) is None:
@@ -348,7 +347,7 @@ def _change(
     role: RoleMemory,
     stage: PlannedStage,
     num_bytes: int,
-    devices: PlannedDevices | None,
+    devices: Devices | None,
 ) -> Change | None:
     per_host, free = len(gpu_sizes()), role.num_devices
     if devices is not None and role.role in stage.roles:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,7 +16,7 @@ from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 from flows.checks.memory.roles import RoleMemory
 from flows.plan import PlannedStage
 from infra.cuda import gpu_sizes
-from tasks.stage import Resources
+from tasks.stage import Devices, Resources
 
 GB = 10**9
 STACK_BYTES = 3 * GB
@@ -32,26 +32,6 @@ _LIMITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedDevices:
-    """Where GPUs are known of."""
-
-    num_bytes: int
-    """of each"""
-    per_host: int
-    num: int
-    """of all hosts"""
-    kind: str = ""
-
-
-def stated_devices(resources: Resources) -> PlannedDevices | None:
-    """None where the recipe says nothing of them: then nothing is known of how many there are."""
-    stated = resources.devices
-    if stated is None:
-        return None
-    return PlannedDevices(round(stated.memory_gb * GB), stated.per_host, stated.num, stated.kind)
-
-
 def device_bytes(resources: Resources, kind: str = "") -> int | None:
     """Of each device, or of each of a kind; None where there are only CPUs, which need not be
     shared out."""
@@ -64,7 +44,7 @@ def device_bytes(resources: Resources, kind: str = "") -> int | None:
 
 
 def placement_problems(
-    resources: Resources, plan: list[PlannedStage], devices: PlannedDevices
+    resources: Resources, plan: list[PlannedStage], devices: Devices
 ) -> Iterator[str]:
     """Each as `field: what it needs; what there is`."""
     yield from _pool(resources, plan, devices)
@@ -140,7 +120,7 @@ def _server_devices(stage: PlannedStage) -> int:
     return stage.resources.servers * stage.resources.tp_per_server
 
 
-def _pool(resources: Resources, plan: list[PlannedStage], devices: PlannedDevices) -> Iterator[str]:
+def _pool(resources: Resources, plan: list[PlannedStage], devices: Devices) -> Iterator[str]:
     """Warm ranks and servers stay where they are between stages."""
     tp = max((s.resources.tp_per_server for s in plan if _server_devices(s)), default=0)
     of_roles = [sum(s.resources.of_role(name).servers for name in s.roles) for s in plan]

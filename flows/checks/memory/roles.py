@@ -51,23 +51,18 @@ class BaseModel:
 
 def base_model(base: BaseSettings) -> BaseModel | None:
     """None for a model of which nothing is known, or that the engines cannot train."""
-    config, name = model_config(base), ""
-    if config is None:
-        name = _name_of(base.folder or "")
-        config = KNOWN.get(name)
-    if config is None:
-        return None
-    try:
-        shape = model_shape(config)
-    except InputError:  # said elsewhere
-        return None
-    return BaseModel(size_of(shape), shape.max_positions, name)
+    return _model(model_config(base), base.folder or "")
 
 
 def folder_model(folder: str) -> BaseModel | None:
     """Of a model that is only served: one whose family the engines train, or that is known by its
     folder's name."""
-    config, name = served_config(folder), ""
+    return _model(served_config(folder), folder)
+
+
+def _model(config: Mapping[str, Any] | None, folder: str) -> BaseModel | None:
+    """Where there is no configuration, the folder's name may be that of a known model."""
+    name = ""
     if config is None:
         name = _name_of(folder)
         config = KNOWN.get(name)
@@ -75,7 +70,7 @@ def folder_model(folder: str) -> BaseModel | None:
         return None
     try:
         shape = model_shape(config)
-    except InputError:
+    except InputError:  # said elsewhere
         return None
     return BaseModel(size_of(shape), shape.max_positions, name)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
-from rich.console import Console
 
 from engines.chat import Chat
 from engines.chat.mode import Thoughts
@@ -176,7 +175,7 @@ def _pieces(line: str) -> Iterator[tuple[str, str]]:
             yield "end", why
 
 
-def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> int:
+def chat(artifact: str, options: ChatOptions, root: str, console: CommandConsole) -> int:
     """Start a server for the model and converse until the input ends; -> exit code."""
     if options.max_tokens is not None and options.max_tokens < 1:
         raise InputError(f"--max-tokens {options.max_tokens}: give a whole number of at least 1")
@@ -205,7 +204,7 @@ def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> in
     return 0
 
 
-def _lines(console: Console, is_terminal: bool) -> Iterator[str]:
+def _lines(console: CommandConsole, is_terminal: bool) -> Iterator[str]:
     if not is_terminal:
         for raw in sys.stdin:
             yield raw.strip()
@@ -219,7 +218,7 @@ def _lines(console: Console, is_terminal: bool) -> Iterator[str]:
 
 
 def _answer(
-    talk: Conversation, line: str, console: Console, told: Console, is_terminal: bool
+    talk: Conversation, line: str, console: CommandConsole, told: CommandConsole, is_terminal: bool
 ) -> None:
     """Print an answer as it comes; through a pipe without what the model thought."""
     end = ""

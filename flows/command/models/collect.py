@@ -17,10 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
 from flows.catalog import plan_of
-from flows.command.app import print_json, text_table
+from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.named_artifacts import locate_artifact, made_by
 from flows.reasons import planned_identities
 from flows.running.records import RunHead, RunRecord, store_to_show
@@ -263,14 +261,14 @@ def has_mlflow_records(home: Path) -> bool:
     return (home / "mlflow").is_dir()
 
 
-def pin(artifact: str, note: str, root: str, console: Console) -> int:
+def pin(artifact: str, note: str, root: str, console: CommandConsole) -> int:
     artifacts, record = locate_artifact(artifact, root)
     removal.pin(artifacts.store, record, note)
     console.print(f"pinned {record.name}", markup=False, highlight=False)
     return 0
 
 
-def unpin(artifact: str, root: str, console: Console) -> int:
+def unpin(artifact: str, root: str, console: CommandConsole) -> int:
     artifacts, record = locate_artifact(artifact, root)
     was_pinned = removal.unpin(artifacts.store, record)
     text = f"{record.name} is no longer pinned" if was_pinned else f"{record.name} was not pinned"
@@ -278,7 +276,7 @@ def unpin(artifact: str, root: str, console: Console) -> int:
     return 0
 
 
-def collect(keep_runs: int, yes: bool, json: bool, root: str, console: Console) -> int:
+def collect(keep_runs: int, yes: bool, json: bool, root: str, console: CommandConsole) -> int:
     """Show what could go, and delete it if the person said so; -> exit code."""
     if keep_runs < 1:
         raise InputError(f"--keep-runs {keep_runs}: keep at least the newest run of each recipe")
@@ -324,7 +322,7 @@ def _aliases() -> list[AliasedArtifact] | None:
     return None if has_mlflow_records(home()) else []
 
 
-def _show(found: Survey, store: str, console: Console) -> None:
+def _show(found: Survey, store: str, console: CommandConsole) -> None:
     rows: list[list[str]] = []
     for each in found.unneeded:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created))
@@ -342,7 +340,7 @@ def _show(found: Survey, store: str, console: Console) -> None:
         highlight=False,
     )
     for line in found.uncertain:
-        console.print(f"not known: {line}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"not known: {line}")
 
 
 _KINDS = {"run": "runs", "alias": "aliases", "pinned": "pins", "pinned:": "pins",

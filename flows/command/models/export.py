@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
 from engines.families.common.dense import is_fp8
@@ -57,7 +55,7 @@ class Exported:
     """tokens that end an answer, as generation_config.json and config.json list them"""
 
 
-def export(artifact: str, folder: str, licence: str, root: str, console: Console) -> int:
+def export(artifact: str, folder: str, licence: str, root: str, console: CommandConsole) -> int:
     target = Path(folder).expanduser()
     owner, slash, _ = folder.partition("/")
     if slash and owner and has_run(owner) and not target.exists():
@@ -142,11 +140,13 @@ def _open_to_readers(draft: Path) -> int:
     return size
 
 
-def push(artifact: str, to: str, licence: str, public: bool, root: str, console: Console) -> int:
+def push(
+    artifact: str, to: str, licence: str, public: bool, root: str, console: CommandConsole
+) -> int:
     if not is_hub_name(to) and "://" not in to:
         raise InputError(f"{to}: push to s3://BUCKET/PREFIX or to hf:ORG/NAME; export to a folder")
     place = _push(find_named_model(artifact, root), to, licence, public)
-    console.print(place, markup=False, highlight=False, soft_wrap=True)
+    console.say(place)
     return 0
 
 
@@ -174,7 +174,7 @@ def _message(model: NamedModel) -> str:
     return f"Upload {model.record.name if model.record else model.name}"
 
 
-def convert(source: str, folder: str, like: str, root: str, console: Console) -> int:
+def convert(source: str, folder: str, like: str, root: str, console: CommandConsole) -> int:
     """-> exit code. Raises InputError, before anything is written, for what cannot be converted."""
     target = Path(folder).expanduser()
     require_free(target)
@@ -189,7 +189,7 @@ def convert(source: str, folder: str, like: str, root: str, console: Console) ->
         with new_folder(target) as draft:
             count = write_plain_folder(told, draft)
         what = f"{target}: an HF folder in bfloat16; {count} of its matrices were FP8"
-        console.print(what, markup=False, highlight=False, soft_wrap=True)
+        console.say(what)
         return 0
     with new_folder(target) as draft, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks

@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from rich.console import Console
-
 from curricula.rows.conversation import Conversation
 from curricula.rows.pairs import Judged, PairColumns, num_shared, read_judged
 from engines.types import Message, Problem, Status, Transcript
-from flows.command.app import print_json
+from flows.command.app import CommandConsole, print_json
 from flows.command.models.judge_report import SHOWN, Pair, PairScores, lines, report_of
 from flows.explain import nearest, validated
 from flows.load import load_recipe
@@ -88,7 +86,7 @@ def check_judge(
     own: str,
     both_orders: bool,
     json: bool,
-    console: Console,
+    console: CommandConsole,
 ) -> int:
     """Exit code 1 for a judge that cannot tell better from worse."""
     if rows < 1:
@@ -107,7 +105,7 @@ def check_judge(
         print_json(asdict(report) | {"bad_rows": bad, "is_useful": report.is_useful})
         return 0 if report.is_useful else 1
     for line in [*bad[:SHOWN], *lines(report)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say(line)
     return 0 if report.is_useful else 1
 
 

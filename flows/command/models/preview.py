@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from rich.console import Console
 from rich.text import Text
 
 from curricula.prompt_files.prompt import (
@@ -24,7 +23,7 @@ from curricula.rows.layouts import read_row
 from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.batching import TokenSequence
 from engines.types import Json, Problem
-from flows.command.app import CLOSE, OPEN, print_json
+from flows.command.app import CLOSE, OPEN, CommandConsole, print_json
 from flows.command.models.named_artifacts import find_model
 from flows.explain import validated
 from flows.one_stage.one_domain import columns_of
@@ -180,7 +179,7 @@ def preview_files(
     read: int,
     root: str,
     json: bool,
-    console: Console,
+    console: CommandConsole,
 ) -> int:
     for option, number, least in (("--rows", rows, 0), ("--read", read, 1)):
         if number < least:
@@ -196,7 +195,7 @@ def preview_files(
         console.rule(f"{where} \u00b7 {len(sequence.tokens)} tokens", align="left")
         console.print(_marked(renderer, sequence, console.is_terminal), soft_wrap=True)
     for line in _summary(seen, read_as.kind):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say(line)
     return code
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from engines.sglang.serving.endpoint import NONE, Endpoint, Parsers, ServedModel, parsers_of
@@ -30,7 +29,7 @@ from engines.sglang.topology import (
     topology_problems,
     with_free_ports,
 )
-from flows.command.app import print_json
+from flows.command.app import CommandConsole, print_json
 from flows.command.models.named_artifacts import find_model
 from flows.explain import explain
 from flows.load import option_value, parse_yaml
@@ -75,7 +74,7 @@ class ServeOptions:
         )
 
 
-def serve(models: Sequence[str], options: ServeOptions, console: Console) -> int:
+def serve(models: Sequence[str], options: ServeOptions, console: CommandConsole) -> int:
     """Serve until Ctrl-C; -> exit code."""
     key = key_to_ask(options.host, options.port, options.key_variable)
     served = models_to_serve(models, options)
@@ -94,7 +93,7 @@ def serve_until_stopped(
     served: Sequence[ServedModel],
     start: Callable[[Sequence[ServedModel]], None],
     key: str,
-    console: Console,
+    console: CommandConsole,
 ) -> int:
     """Until Ctrl-C; -> exit code. `key`: how a shell finds it."""
     told = f"starting {len(served)} model(s); logs in {endpoint.logs}"
@@ -102,7 +101,7 @@ def serve_until_stopped(
     try:
         start(served)
         for line in ready_lines(endpoint.url, served, key):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.say(line)
         endpoint.watch()
     except KeyboardInterrupt:
         console.print("stopping")
@@ -222,7 +221,7 @@ class PlannedFleets:
     """of the hosts; the first one has the routers"""
 
 
-def up(file: str, on: str, root: str, console: Console) -> int:
+def up(file: str, on: str, root: str, console: CommandConsole) -> int:
     """Start this host's part and serve until Ctrl-C; -> exit code."""
     planned = planned_fleets(Path(file))
     topology, here = planned.topology, on or planned.addresses[0]
@@ -242,7 +241,7 @@ def up(file: str, on: str, root: str, console: Console) -> int:
         return serve_until_stopped(endpoint, models, start, shown, console)
 
 
-def check(file: str, json: bool, console: Console) -> int:
+def check(file: str, json: bool, console: CommandConsole) -> int:
     """Show what would lie where; -> exit code."""
     planned = planned_fleets(Path(file))
     if json:

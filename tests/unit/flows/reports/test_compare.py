@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from flows.command.app import CommandConsole
 from flows.command.compare import show_comparison
 from flows.load import load_recipe
 from flows.reports.comparison import Spread, compare
@@ -105,7 +105,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def _said(*runs: str) -> str:
-    console = Console(record=True, width=200, file=io.StringIO())
+    console = CommandConsole(record=True, width=200, file=io.StringIO())
     show_comparison(runs, False, False, console)
     return console.export_text()
 

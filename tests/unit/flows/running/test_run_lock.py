@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from flows.command.app import CommandConsole
 from flows.command.run_command import continue_run
 from flows.load import load_recipe
 from flows.running.new_run import new_run
@@ -151,13 +151,13 @@ def test_a_run_whose_flow_prefect_gave_up_is_started_though_its_process_lives(
     api.flow_state = "CRASHED"
     monkeypatch.setattr("flows.command.run_command.LOST_SECONDS", 0.5)
     with working_on(record.run), pytest.raises(StageFailed):
-        continue_run(record.run, Console(quiet=True))
+        continue_run(record.run, CommandConsole(quiet=True))
     assert record.state().flow_run == "started"
 
 
 def test_the_run_is_no_parameter_of_its_flow_run(api: Api, record: RunRecord) -> None:
     """Prefect's page copies parameters and nothing else: a copy is a run of its own."""
-    continue_run(record.run, Console(quiet=True))
+    continue_run(record.run, CommandConsole(quiet=True))
     (body,) = api.bodies
     assert set(body["parameters"]) == {"recipe"}
     assert body["labels"] == {"tributary.run": record.run}
@@ -168,7 +168,7 @@ def test_resume_follows_a_run_that_is_going_on(api: Api, record: RunRecord, held
     with ExitStack() as stack:
         if held:
             stack.enter_context(working_on(record.run))
-        continue_run(record.run, Console(quiet=True))
+        continue_run(record.run, CommandConsole(quiet=True))
     assert bool(api.posted) is not held
     assert record.state().flow_run == ("before" if held else "started")
 
@@ -188,7 +188,7 @@ def test_a_flow_that_is_about_to_start_is_followed(
 def test_a_server_that_fails_for_a_while_ends_no_command(api: Api, record: RunRecord) -> None:
     """The run goes on without it."""
     api.failing = 2
-    console = Console(record=True, quiet=False, file=io.StringIO())
+    console = CommandConsole(record=True, quiet=False, file=io.StringIO())
     with working_on(record.run):
         continue_run(record.run, console)
     assert console.export_text().count("this command cannot see it") == 1
@@ -214,14 +214,14 @@ def test_a_flow_without_a_process_is_lost_before_prefect_sees_it(
     monkeypatch.setattr("flows.command.run_command.LOADING_SECONDS", 1.0)
     api.flow_state = "RUNNING"
     with pytest.raises(StageFailed, match=r"LOST: its process is gone\n.*tributary resume"):
-        continue_run(record.run, Console(quiet=True))
+        continue_run(record.run, CommandConsole(quiet=True))
     assert record.state().state == "failed"
 
 
 def test_a_flow_that_was_lost_leaves_a_failed_run(api: Api, record: RunRecord) -> None:
     api.flow_state = "CRASHED"
     with pytest.raises(StageFailed, match="tributary resume"):
-        continue_run(record.run, Console(quiet=True))
+        continue_run(record.run, CommandConsole(quiet=True))
     assert record.state().state == "failed"
 
 
@@ -230,5 +230,5 @@ def test_a_run_that_another_flow_completed_has_not_failed(api: Api, record: RunR
     api.flow_state = "FAILED"
     done = RunState(state="completed", flow_run="other")
     api.meanwhile = lambda: record.put_state(done)
-    continue_run(record.run, Console(quiet=True))
+    continue_run(record.run, CommandConsole(quiet=True))
     assert record.state().state == "completed"

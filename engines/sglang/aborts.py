@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -58,7 +59,7 @@ class Aborts:
                 if all(other.done() for other in turns.values()):
                     request.cancel()
 
-        callbacks = {name: _with(settled, name) for name in turns}
+        callbacks = {name: partial(settled, name) for name in turns}
         for name, future in turns.items():
             future.add_done_callback(callbacks[name])
         self._under_way |= turns.keys()
@@ -136,9 +137,3 @@ class Aborts:
         except (aiohttp.ClientError, EngineError, TimeoutError, OSError) as error:
             _log.debug("%s %s%s: %r", method, url, path, error)
             return b""
-
-
-def _with(
-    settled: Callable[[str, asyncio.Future[Any]], None], name: str
-) -> Callable[[asyncio.Future[Any]], None]:
-    return lambda future: settled(name, future)

@@ -322,7 +322,8 @@ def _kinds(annotation: Any) -> set[str]:
         kind, *notes = typing.get_args(annotation)
         return _chosen(_kinds(kind), notes)
     if origin is typing.Literal:
-        return {_literal(value) for value in typing.get_args(annotation)}
+        values = typing.get_args(annotation)
+        return {f"={v}" if isinstance(v, str) else _KINDS[type(v)] for v in values}
     if origin in (typing.Union, types.UnionType):
         parts = [_kinds(part) for part in typing.get_args(annotation)]
         return set[str]().union(*parts) if all(parts) else set()
@@ -338,7 +339,3 @@ def _chosen(kinds: set[str], notes: Sequence[Any]) -> set[str]:
     if "str" not in kinds or not choices or not all(isinstance(each, str) for each in choices):
         return kinds
     return kinds - {"str"} | {f"={each}" for each in choices}
-
-
-def _literal(value: Any) -> str:
-    return f"={value}" if isinstance(value, str) else _KINDS[type(value)]

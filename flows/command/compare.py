@@ -12,7 +12,7 @@ from rich.table import Table
 from flows.catalog import plan_of
 from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.show import open_page
-from flows.diff import Diff, Setting, StageFate, compare_sides, side_of
+from flows.diff import Diff, Setting, compare_sides, side_of
 from flows.plan import EVALUATE, LM_EVAL
 from flows.reasons import value_text
 from flows.reports.comparison import (
@@ -246,10 +246,6 @@ def _stages(found: Diff) -> Iterator[str]:
     name = max(len(fate.stage) for fate in found.stages)
     state = max(map(len, STATES.values()))
     for fate in found.stages:
-        first, *more = _why(fate) or [""]
+        first, *more = [f"{why.part}: {why.text}" for why in fate.reasons] or [""]
         yield f"  {fate.stage:{name}}  {STATES[fate.state]:{state}}  {first}".rstrip()
         yield from (f"  {'':{name}}  {'':{state}}  {reason}" for reason in more)
-
-
-def _why(fate: StageFate) -> list[str]:
-    return [f"{reason.part}: {reason.text}" for reason in fate.reasons]

@@ -230,7 +230,9 @@ def _show_rest(
     for stage in plan:
         if inputs := ", ".join(dict.fromkeys(stage.inputs.values())):
             console.say(f"{stage.name} is made from {inputs}")
-    _print_reasons(checked.why, console)
+    for name, lines in checked.why.items():  # the table shows a stage's first one
+        for line in lines if len(lines) > 1 else []:
+            console.say(f"{name}: {line}")
     if checked.roles:
         console.print(memory_table(checked.roles))
     if checked.kept:
@@ -273,13 +275,6 @@ def _of_other_code(
     with contextlib.suppress(TributaryError):
         return made_by_other_code(recipe, plan)
     return []
-
-
-def _print_reasons(why: dict[str, list[str]], console: CommandConsole) -> None:
-    """What does not fit into the table."""
-    for name, lines in why.items():
-        for line in lines if len(lines) > 1 else []:
-            console.say(f"{name}: {line}")
 
 
 def _layout(stage: PlannedStage) -> str:

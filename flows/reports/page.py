@@ -144,15 +144,13 @@ def spans_of(views: Sequence[StageView]) -> list[dict[str, Any]]:
 
 def markdown(report: Report, said: list[str]) -> str:
     """The same in short, for the Prefect page."""
+    warnings = [f"- **{markdown_text(line)}**" for line in warning_lines(report)]
     return "\n\n".join(
         [
             f"### {markdown_text(state_line(report))}",
-            *_markdown_warnings(report),
+            *(["#### Warnings", "\n".join(warnings)] if warnings else []),
             *([f"**{markdown_text(verdict)}**"] if (verdict := what_training_did(report)) else []),
-            *_markdown_scores(report),
-            *_markdown_tasks(report),
-            *_markdown_rounds(report),
-            *_markdown_curves(report),
+            *_markdown_tables(report),
             "#### Stages",
             markdown_table(*stage_table(report)),
             "\n".join(f"- {markdown_text(note)}" for note in said),
@@ -160,12 +158,8 @@ def markdown(report: Report, said: list[str]) -> str:
     )
 
 
-def _markdown_warnings(report: Report) -> list[str]:
-    lines = [f"- **{markdown_text(line)}**" for line in warning_lines(report)]
-    return ["#### Warnings", "\n".join(lines)] if lines else []
-
-
-def _markdown_scores(report: Report) -> list[str]:
+def _markdown_tables(report: Report) -> list[str]:
+    """Those that have rows, each under its title."""
     tables = {
         "Scores (temperature 1)": score_table(report.scores, report.no_verdict),
         "Scores (greedy)": score_table(report.greedy),
@@ -175,26 +169,14 @@ def _markdown_scores(report: Report) -> list[str]:
         },
         "First and last version, with 95% intervals": training_table(report),
         "Broken answers": pathology_table(report.pathologies),
+        "Tasks of lm-eval": task_table(report.tasks),
+        "Rounds": table_of_rounds(report.rounds),
+        "Scores while training": curve_table(report.curves),
     }
     shown = {title: table for title, table in tables.items() if table[1]}
     return [
         line for title, table in shown.items() for line in (f"#### {title}", markdown_table(*table))
     ]
-
-
-def _markdown_tasks(report: Report) -> list[str]:
-    if not report.tasks:
-        return []
-    return ["#### Tasks of lm-eval", markdown_table(*task_table(report.tasks))]
-
-
-def _markdown_rounds(report: Report) -> list[str]:
-    return ["#### Rounds", markdown_table(*table_of_rounds(report.rounds))] if report.rounds else []
-
-
-def _markdown_curves(report: Report) -> list[str]:
-    header, rows = curve_table(report.curves)
-    return ["#### Scores while training", markdown_table(header, rows)] if rows else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,17 +53,12 @@ def _environment() -> Environment:
         "unbroken": unbroken,
         "with_code": with_code,
         "trusted": Markup,
-        "web_address": _web_address,
-        "inlined": _inlined,
+        "web_address": lambda url: url if is_web_address(url) else "",
+        "inlined": lambda name: Markup((_TEMPLATES / name).read_text()),
         "source": _source,
     }
     made.filters.update(filters)
     return made
-
-
-def _web_address(url: str) -> str:
-    """The address, if a page may link to it; else empty."""
-    return url if is_web_address(url) else ""
 
 
 def with_code(text: str) -> Markup:
@@ -77,13 +72,6 @@ def unbroken(text: str) -> str:
     """With spaces at which no line ends: `p <` and its number stay together."""
     spaces = r"(?<=\b[pn]) (?=[<=] )|(?<=\b[pn] [<=]) | (?=points)"
     return re.sub(spaces, "\N{NO-BREAK SPACE}", text)
-
-
-def _inlined(name: str) -> Markup:
-    """A file beside the templates, as it is."""
-    from markupsafe import Markup
-
-    return Markup((_TEMPLATES / name).read_text())
 
 
 def _source(name: str) -> Markup:

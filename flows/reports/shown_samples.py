@@ -149,11 +149,9 @@ def _changed(
         after = place.get((after_of.get(model, ""), kind, domain, problem))
         if after is not None and samples[before]["reward"] != samples[after]["reward"]:
             found.append((before, after))
-    return sorted(found, key=lambda pair: -abs(_gain(samples, pair)))
-
-
-def _gain(samples: Sequence[Mapping[str, Any]], pair: tuple[int, int]) -> float:
-    return samples[pair[1]]["reward"] - samples[pair[0]]["reward"]
+    return sorted(
+        found, key=lambda pair: -abs(samples[pair[1]]["reward"] - samples[pair[0]]["reward"])
+    )
 
 
 def _ids(samples: Iterable[Mapping[str, Any]]) -> set[int]:

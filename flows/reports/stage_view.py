@@ -96,13 +96,8 @@ def stage_views(record: RunRecord, plan: Sequence[PlannedStage]) -> list[StageVi
     gone from the store, or that has a file less than today's, leaves its fields empty."""
     artifacts = ArtifactStore(record.store, home() / "cache")
     stages = record.stages()
-    return [
-        _view(artifacts, planned, stages.get(planned.name) or _pending(planned)) for planned in plan
-    ]
-
-
-def _pending(planned: PlannedStage) -> StageRecord:
-    return StageRecord(name=planned.name, kind=planned.kind)
+    pending = {stage.name: StageRecord(name=stage.name, kind=stage.kind) for stage in plan}
+    return [_view(artifacts, each, (pending | stages)[each.name]) for each in plan]
 
 
 def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -> StageView:
@@ -173,7 +168,7 @@ def _tables(view: StageView) -> Iterator[Counted]:
     match view.planned.kind:
         case "distill":
             for domain, counts in view.counts.items():
-                yield Counted(view.name, f"rollouts of {domain}", _funnel(counts))
+                yield Counted(view.name, f"rollouts of {domain}", _shares(counts, "sampled"))
         case "admit":
             for name, counts in view.counts.items():
                 yield Counted(view.name, f"problems of {name}", _tried(counts))
@@ -186,7 +181,7 @@ def _tables(view: StageView) -> Iterator[Counted]:
         case "screen":
             for name, counts in view.counts.items():
                 title = f"problems of {name}, by how often the model solves them"
-                yield Counted(view.name, title, _pools(counts))
+                yield Counted(view.name, title, _shares(counts, "tried"))
         case "evaluate":
             yield from _evaluated(view)
         case "reward":
@@ -213,9 +208,8 @@ def _learned(stage: str, counts: Mapping[str, Any]) -> Iterator[Counted]:
     yield Counted(stage, "groups, by what became of them", named if sampled else [])
 
 
-def _funnel(counts: Mapping[str, int]) -> list[Count]:
-    sampled = counts.get("sampled", 0)
-    return [Count(k, n, sampled, k in ("sampled", "kept")) for k, n in counts.items()]
+def _shares(counts: Mapping[str, int], of: str) -> list[Count]:
+    return [Count(k, n, counts.get(of, 0), k in (of, "kept")) for k, n in counts.items()]
 
 
 def _tried(counts: Mapping[str, int]) -> list[Count]:
@@ -224,11 +218,6 @@ def _tried(counts: Mapping[str, int]) -> list[Count]:
     del refused["tried"], refused["admitted"]
     why = [Count(f"refused: {CAUSES[cause]}", n, tried) for cause, n in _by_size(refused)]
     return [Count("tried", tried, tried, True), Count("admitted", admitted, tried, True), *why]
-
-
-def _pools(counts: Mapping[str, int]) -> list[Count]:
-    tried = counts["tried"]
-    return [Count(k, n, tried, k in ("tried", "kept")) for k, n in counts.items()]
 
 
 def _judged_pairs(stage: str, report: Mapping[str, Any]) -> Iterator[Counted]:

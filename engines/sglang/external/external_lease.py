@@ -126,7 +126,8 @@ class ServedWeights:
 
     async def drop_lost(self) -> None:
         """Look at every server as it is now."""
-        now, bound_s = time.monotonic(), self._hung_s()
+        now = time.monotonic()
+        bound_s = transfer_bound_s(folder_bytes(self._terms.model), _HUNG_S)
         for url, look in (await self._look_at_all()).items():
             if look.version:
                 self._answered[url] = now
@@ -181,9 +182,6 @@ class ServedWeights:
     async def _look_at_all(self) -> dict[str, _Look]:
         urls = self._up
         return dict(zip(urls, await asyncio.gather(*map(_look, urls)), strict=True))
-
-    def _hung_s(self) -> float:
-        return transfer_bound_s(folder_bytes(self._terms.model), _HUNG_S)
 
 
 async def _look(url: str) -> _Look:

@@ -173,7 +173,8 @@ def _publish(folder: Path, urls: tuple[str, ...], way: Way) -> Published:
         time.sleep(_LOOK_S)
     try:
         report = give_weights(folder, urls, _next_version(held.found.values()), way)
-        checksums = _checksums(held.found)
+        asked = [url for url, server in held.found.items() if server.checksum]
+        checksums = {url: server_weights(url).checksum for url in asked}
         _require_equal(held.found, checksums)
         return Published(report, urls, checksums)
     except BaseException as error:
@@ -188,10 +189,6 @@ def _publish(folder: Path, urls: tuple[str, ...], way: Way) -> Published:
 def _next_version(found: Iterable[FoundServer]) -> int:
     """After the highest number that a server has; 1 where all have names."""
     return 1 + max((int(x.version) for x in found if x.version.isdecimal()), default=0)
-
-
-def _checksums(found: Mapping[str, FoundServer]) -> dict[str, str]:
-    return {url: server_weights(url).checksum for url, server in found.items() if server.checksum}
 
 
 def _require_equal(found: Mapping[str, FoundServer], checksums: Mapping[str, str]) -> None:

@@ -116,7 +116,10 @@ def _steps(size: ModelSize, needs: TrainerNeeds, room: Room) -> Mapping[str, lis
         steps["recompute"] = [(_RECOMPUTE, lambda n: replace(n, recompute=_WHOLE_LAYERS))]
     fewest = max(_FEWEST_TOKENS, -(-room.longest // needs.layout.cp))
     steps["tokens"] = [
-        (f"trainer.micro_batch_tokens: {needs.tokens} -> {tokens}", _with_tokens(tokens))
+        (
+            f"trainer.micro_batch_tokens: {needs.tokens} -> {tokens}",
+            lambda n, tokens=tokens: replace(n, tokens=tokens),
+        )
         for factor in _doubled(_MOST_FACTOR)
         if (tokens := needs.tokens // factor) >= fewest
     ]
@@ -134,10 +137,6 @@ def _doubled(most: int) -> Iterator[int]:
     while factor <= most:
         yield factor
         factor *= 2
-
-
-def _with_tokens(tokens: int) -> Callable[[TrainerNeeds], TrainerNeeds]:
-    return lambda needs: replace(needs, tokens=tokens)
 
 
 def _with_axis(axis: str, value: int) -> Callable[[TrainerNeeds], TrainerNeeds]:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from flows.catalog import plan_of
@@ -256,11 +255,6 @@ def _reached_if_known(record: RunRecord) -> list[str]:
         return []
 
 
-def has_mlflow_records(home: Path) -> bool:
-    """Whether an MLflow of this home may know aliases, although it does not run."""
-    return (home / "mlflow").is_dir()
-
-
 def pin(artifact: str, note: str, root: str, console: CommandConsole) -> int:
     artifacts, record = locate_artifact(artifact, root)
     removal.pin(artifacts.store, record, note)
@@ -319,7 +313,7 @@ def _aliases() -> list[AliasedArtifact] | None:
     stack = load_stack()
     if stack is not None:
         return list(aliased_artifacts(stack.mlflow_uri))
-    return None if has_mlflow_records(home()) else []
+    return None if (home() / "mlflow").is_dir() else []
 
 
 def _show(found: Survey, store: str, console: CommandConsole) -> None:

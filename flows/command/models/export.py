@@ -152,26 +152,16 @@ def push(
 
 def _push(model: NamedModel, to: str, licence: str, public: bool) -> str:
     """Raises InputError for a place that is taken, before anything is written."""
-    if not is_hub_name(to):
-        _require_empty(to)
+    if not is_hub_name(to) and (names := Store(to).listdir("")):
+        raise InputError(f"{to} already holds {', '.join(names[:3])}: push to an empty prefix")
     name = (hub_name(to).repo if is_hub_name(to) else to.rstrip("/")).rpartition("/")[2]
     with tempfile.TemporaryDirectory(prefix="tributary-push-") as scratch:
         folder = export_model(model, Path(scratch) / name, licence).folder
         if is_hub_name(to):
-            page = upload_model(folder, to, _message(model), is_public=public)
-            return f"pushed to {page}"
+            called = model.record.name if model.record else model.name
+            return f"pushed to {upload_model(folder, to, f'Upload {called}', is_public=public)}"
         files = Store(to).upload_folder(folder, "")
     return f"pushed {len(files)} files to {to}"
-
-
-def _require_empty(to: str) -> None:
-    store = Store(to)
-    if names := store.listdir(""):
-        raise InputError(f"{to} already holds {', '.join(names[:3])}: push to an empty prefix")
-
-
-def _message(model: NamedModel) -> str:
-    return f"Upload {model.record.name if model.record else model.name}"
 
 
 def convert(source: str, folder: str, like: str, root: str, console: CommandConsole) -> int:

@@ -153,7 +153,7 @@ def report_of(
     report = JudgeReport(judge, len(found), bad_rows, dict(failed))
     if found:
         scores = [each for _, each in found]
-        agrees = [_agrees(each) for each in scores]
+        agrees = [0.5 if s.better == s.worse else float(s.better > s.worse) for s in scores]
         longer = [len(pair.better.answer) - len(pair.worse.answer) for pair, _ in found]
         own = [pair.own for pair, _ in found]
         report = replace(
@@ -177,10 +177,6 @@ def _where(agrees: Sequence[float], signs: Sequence[int], sign: int) -> Share | 
     """Of the pairs with this sign; None where there is none."""
     values = [value for value, each in zip(agrees, signs, strict=True) if each * sign > 0]
     return Share.of(values) if values else None
-
-
-def _agrees(scores: PairScores) -> float:
-    return 0.5 if scores.better == scores.worse else float(scores.better > scores.worse)
 
 
 def _cautions(report: JudgeReport) -> Iterator[str]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -141,6 +142,14 @@ def read_own_file(path: Path) -> str:
         if found.st_mode & _OTHERS:
             raise InputError(f"others may read or change {path}: chmod 600 {path}")
         return file.read()
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file that others may read at any moment: they see the old content or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft.write_bytes(content if isinstance(content, bytes) else content.encode())
+    draft.replace(path)
 
 
 def write_own_file(path: Path, text: str) -> None:

@@ -14,7 +14,6 @@ import importlib
 import importlib.util
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from infra.code.digest import digest_of
 from infra.config import Config, PathBelow
 from infra.errors import InputError
-from infra.home import home
+from infra.home import home, write_whole
 
 MAX_BYTES = 64 << 20
 """limit for all files together: each job and each trainer rank gets a copy"""
@@ -167,10 +166,7 @@ def _installed(kind: str, contents: Mapping[str, bytes]) -> Path | None:
     for relative, text in contents.items():
         file = folder / relative
         if not (file.is_file() and file.read_bytes() == text):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-            draft.write_bytes(text)
-            draft.replace(file)
+            write_whole(file, text)
     return folder
 
 

@@ -34,6 +34,7 @@ from flows.page.form import renew_lists
 from flows.recipe import MAX_NAME
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InputError
+from infra.home import write_whole
 from infra.stack import load_stack
 
 STARTER = Path(__file__).parents[1] / "starter"
@@ -80,10 +81,7 @@ def save_recipe(recipe: str, name: str = "", changes: Sequence[str] = ()) -> Sav
     file = saved_folder() / f"{known.name}.yaml"
     before = _saved_before(file)
     changed = [] if before is None else list(differences(before, written.data))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(".draft")  # a flow may read it at any moment
-    draft.write_text(yaml.safe_dump(written.data, sort_keys=False, allow_unicode=True))
-    draft.replace(file)
+    write_whole(file, yaml.safe_dump(written.data, sort_keys=False, allow_unicode=True))
     return Saved(known.name, file, before is None, changed)
 
 

@@ -22,7 +22,7 @@ from flows.reports.report import Report, Scores, domains_of
 from flows.running.records import RunHead, RunRecord
 from infra.config import Found
 from infra.errors import InputError
-from infra.home import home
+from infra.home import home, write_whole
 
 _MAY_DIFFER = ("name", "seed", "determinism", "resources", "storage", "tracking")
 _MOST_LETTERS = 120
@@ -218,11 +218,9 @@ def write_comparison(
 ) -> Path:
     """Write the page to the home; returns its path, the same for the same runs."""
     folder = home() / "reports"
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_name(found.runs)}.html"
-    draft = path.with_suffix(".draft")
-    draft.write_text(comparison_page(found, _runs(records, reports, folder)), errors="replace")
-    draft.replace(path)
+    text = comparison_page(found, _runs(records, reports, folder))
+    write_whole(path, text.encode(errors="replace"))
     return path
 
 

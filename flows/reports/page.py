@@ -51,7 +51,7 @@ from flows.running.records import RunHead, RunRecord
 from infra.access import LOOPBACK, required_key
 from infra.errors import TributaryError
 from infra.guard import Asgi, Guard, Message, Receive, Send, login_link
-from infra.home import home
+from infra.home import home, write_whole
 from infra.shown_text import markdown_table, markdown_text, shown_line
 from tasks.durable.launch import log_path
 
@@ -66,10 +66,7 @@ def report_path(run: str) -> Path:
 def write_page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> Path:
     """Write the page to the home; returns its path."""
     path = report_path(report.run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")  # a browser may be reading the page that was there
-    draft.write_text(page(record, report, plan), errors="replace")
-    draft.replace(path)
+    write_whole(path, page(record, report, plan).encode(errors="replace"))
     return path
 
 

@@ -30,7 +30,7 @@ from flows.reports.report import read_scores
 from flows.running.records import RunEntry, RunHead, RunRecord, StageRecord, runs_of, store_of
 from flows.running.run_lock import is_running, one_at_a_time
 from infra.errors import InputError
-from infra.home import home
+from infra.home import home, write_whole
 from infra.hub import hub_name, is_hub_name, pinned
 from infra.store.store import Store
 from tasks.domain import RewardTerm
@@ -187,11 +187,7 @@ def _enter(recipe: Recipe, run: str, name: str, now: float) -> None:
         credentials=recipe.storage.credentials,
         created=now,
     )
-    path = home() / "runs" / f"{run}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")  # others list this folder at any moment
-    draft.write_text(entry.model_dump_json(indent=1))
-    draft.replace(path)
+    write_whole(home() / "runs" / f"{run}.json", entry.model_dump_json(indent=1))
 
 
 def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from infra.code.digest import sha256_of
 from infra.code.identity import code_identity
 from infra.config import Config
 from infra.errors import InfrastructureError, InputError
-from infra.home import SOURCE_ROOT, home
+from infra.home import SOURCE_ROOT, home, write_whole
 from infra.processes.children import log_tail
 from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
@@ -64,12 +64,8 @@ def note_schedules(stack: Stack) -> None:
         if not any(noted.is_same(each) and (each.active or each.slug is None) for each in now)
     ]
     known = [each for each in now if not any(each.is_same(noted) for noted in lost)]
-    path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
     note = _Note(database=stack.database, schedules=[*lost, *known])
-    draft.write_text(note.model_dump_json(indent=1))
-    draft.replace(path)
+    write_whole(_path(), note.model_dump_json(indent=1))
 
 
 def restore_schedules(stack: Stack) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.errors import CorruptArtifact
+from infra.home import write_whole
 from infra.store.store import FileRecord, OnProgress, Store, check_file
 
 
@@ -45,7 +45,8 @@ class VerifiedFiles:
         """Remember local files that are as their records say: they were hashed on their way."""
         note = self._note(folder) if folder is not None else None
         if folder is not None and note is not None:
-            _write(note, _read(note) | {f.path: _stamp(folder / f.path, f) for f in files})
+            stamps = {f.path: _stamp(folder / f.path, f) for f in files}
+            write_whole(note, json.dumps(_read(note) | stamps))
 
     def _note(self, folder: Path) -> Path | None:
         if self._notes is None:
@@ -67,13 +68,6 @@ def _read(note: Path | None) -> dict[str, list[int | str]]:
         return json.loads(note.read_text()) if note is not None else {}
     except (OSError, ValueError):
         return {}
-
-
-def _write(note: Path, stamps: dict[str, list[int | str]]) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    draft = note.with_suffix(f".{secrets.token_hex(4)}")
-    draft.write_text(json.dumps(stamps))
-    draft.replace(note)
 
 
 _log = logging.getLogger(__name__)

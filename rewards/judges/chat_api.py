@@ -12,7 +12,6 @@ fault but the API's and so no verdict, and ends the stage.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -21,7 +20,6 @@ from pathlib import Path
 from random import uniform
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
-from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from pydantic import (
@@ -39,7 +37,7 @@ from infra.code.digest import digest_of
 from infra.config import Config, Count
 from infra.data_files.remembered import forget_unused
 from infra.errors import EngineError, InputError, OutOfReach
-from infra.home import home
+from infra.home import home, write_whole
 from infra.outages import Outage, waiting_for
 from infra.secret_references import is_reference, resolved, secret_names
 from rewards.judges.judge_prompt import SHOWN
@@ -215,7 +213,7 @@ class ChatApi:
             return found
 
     def _keep(self, path: Path, said: str) -> None:
-        _write(path, said)
+        write_whole(path, said)
         if path.parent not in self._looked_through:
             self._looked_through.add(path.parent)
             forget_unused(path.parent)
@@ -362,11 +360,3 @@ def _given_up(told: str, bound: float) -> str:
         f"{told}; it answered nothing for {bound:g} s (`outage_s`). No rollout counts as failed for"
         " it: resume the run once it answers"
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: other processes of this home may ask the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{uuid4().hex[:12]}")
-    draft.write_text(text)
-    os.replace(draft, path)

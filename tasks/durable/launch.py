@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import psutil
 
-from infra.home import home
+from infra.home import home, write_whole
 from infra.processes.children import birth_of, same_process
 from infra.secret_references import with_secrets_of_the_store
 from infra.stack.cluster import OVER, Cluster
@@ -87,9 +87,7 @@ class LocalLauncher:
                 start_new_session=True,
             )
         self._children[job] = child
-        draft = path.with_suffix(".draft")
-        draft.write_text(f"{child.pid} {birth_of(child.pid)}")
-        draft.rename(path.with_suffix(".pid"))
+        write_whole(path.with_suffix(".pid"), f"{child.pid} {birth_of(child.pid)}")
 
     def state(self, job: str) -> JobState:
         if job in self._children:

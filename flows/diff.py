@@ -19,7 +19,6 @@ from flows.recipe import Recipe
 from flows.running.records import RunRecord, find_run, has_run, run_entries
 from infra.config import Config
 from infra.errors import InputError
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from tasks.durable.stage_identity import StageIdentity
 
@@ -129,7 +128,7 @@ def _of_run(name: str, record: RunRecord) -> Side:
     head, recipe = record.head(), record.recipe()
     side = _of_recipe(name, recipe, head.flow, head.arguments)
     identities, unfinished = dict(side.identities), dict[str, str]()
-    artifacts, stages = ArtifactStore(record.store, home() / "cache"), record.stages()
+    artifacts, stages = ArtifactStore(record.store), record.stages()
     for planned in side.plan:
         known = stages.get(planned.name)
         if known is None or not known.is_done:

@@ -17,7 +17,7 @@ from flows.running.records import runs_of, store_of, warn_once
 from infra.code.identity import CodeIdentity, LookedUp, looked_up_in
 from infra.code.kept_definitions import keep_definitions
 from infra.errors import CorruptArtifact, DamagedRecord
-from infra.home import SOURCE_ROOT, home
+from infra.home import SOURCE_ROOT
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
 from infra.user_files import InstalledFiles
@@ -67,7 +67,7 @@ class Change:
 def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
     """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
     user = own_files(recipe)
-    artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
+    artifacts = ArtifactStore(store_of(recipe.storage))
     taken = taken_by(recipe.name, artifacts)
     identities = planned_identities(
         plan, user, taken_as=lambda s, i: taken(s, i) if s.accepts_code else i
@@ -87,7 +87,7 @@ def made_by_other_code(recipe: Recipe, plan: list[PlannedStage]) -> list[str]:
     """The stages that are to run for no other reason than that Tributary's own code changed since
     the newest run of this recipe. Raises what a store raises."""
     user = own_files(recipe)
-    taken = taken_by(recipe.name, ArtifactStore(store_of(recipe.storage), home() / "cache"))
+    taken = taken_by(recipe.name, ArtifactStore(store_of(recipe.storage)))
     found: list[str] = []
 
     def take(stage: PlannedStage, identity: StageIdentity) -> StageIdentity:

@@ -24,7 +24,6 @@ from flows.recipe import Recipe
 from flows.running.records import store_at
 from infra.data_files.rows import BadRow, Reason
 from infra.errors import InputError, StorageError, TributaryError
-from infra.home import home
 from infra.processes.leftovers import temporary_folder
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
@@ -263,7 +262,7 @@ def _sources_of_base(folder: str) -> Iterator[tuple[str, MessageFiles, str]]:
     if not root or len(parts) != 3:
         return
     try:
-        artifacts = ArtifactStore(store_at(root), home() / "cache")
+        artifacts = ArtifactStore(store_at(root))
         found = list(_made_from(artifacts, parts[0], parts[1]))
     except TributaryError:
         return

@@ -28,7 +28,6 @@ from flows.reports.paired_tests import PairedScore, PairOfRuns, ScoredRun, pair_
 from flows.reports.report import Report, build_report, read_scores, read_task_scores
 from flows.running.records import RunRecord, StageRecord, find_run, run_entries
 from infra.errors import InputError
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 
 _NAMED = 6
@@ -159,7 +158,7 @@ def _settings(
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
     """A stage's settings and the models that it scored, as its artifact has them; empty without
     one."""
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     manifest = artifacts.manifest(stage.kind, stage.digest) if stage else None
     return (manifest.identity, dict(manifest.inputs)) if manifest else ({}, {})
 

@@ -20,7 +20,6 @@ from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
 from infra.guard import login_link
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from infra.tracking.pages import front_page
 
@@ -132,7 +131,7 @@ def continue_run(run: str, console: CommandConsole) -> int:
 
 def _removed(record: RunRecord) -> list[str]:
     """The stages that were done, and whose artifacts somebody has deleted since."""
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     return [
         stage.name
         for stage in record.stages().values()

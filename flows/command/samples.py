@@ -26,7 +26,6 @@ from flows.running.records import (
     store_to_show,
 )
 from infra.errors import InputError
-from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 
 FILES = (ROLLOUTS_FILE, DATA_FILE)
@@ -218,7 +217,7 @@ def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], b
     digest; without either those of the last stage of the run whose name `is_meant`. Raises
     InputError."""
     if root or (artifact and not run_entries()):
-        artifacts = ArtifactStore(store_to_show(root), home() / "cache")
+        artifacts = ArtifactStore(store_to_show(root))
         if not artifact:
             raise InputError("name an artifact of this store; see `tributary artifacts`")
         return _by_digest(artifacts, artifact)
@@ -227,7 +226,7 @@ def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], b
         record = find_run_with(run, artifact)
     else:
         record = find_run(run)
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     if not artifact:
         return _last(artifacts, record, is_meant)
     stages = record.stages()

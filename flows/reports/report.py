@@ -19,7 +19,6 @@ from flows.reports.rendering import p_text
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Found
 from infra.errors import StorageError
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
@@ -166,7 +165,7 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
     """Content of the evaluate stage's `scores.json`; empty while it is not done."""
     if stage is None or not stage.artifact:
         return {}
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     found = artifacts.find(stage.kind, stage.digest)
     if found is None:
         raise StorageError(
@@ -186,7 +185,7 @@ def read_file(record: RunRecord, stage: StageRecord | None, name: str) -> bytes 
     """A small file of a stage's artifact; None while there is none."""
     if stage is None or not stage.artifact:
         return None
-    return ArtifactStore(record.store, home() / "cache").read(stage.kind, stage.digest, name)
+    return ArtifactStore(record.store).read(stage.kind, stage.digest, name)
 
 
 def _admissions(record: RunRecord, plan: Sequence[PlannedStage]) -> dict[str, Admission]:

@@ -22,7 +22,6 @@ from engines.rollout.records.dataset import ParquetRows
 from engines.rollout.records.gallery import ROLLOUTS_FILE
 from flows.reports.stage_view import StageView
 from flows.running.records import RunRecord
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
 
@@ -212,7 +211,7 @@ def read_pieces(record: RunRecord, views: Sequence[StageView]) -> Callable[[int]
 
 
 def _open(record: RunRecord, view: StageView, name: str) -> BinaryIO | None:
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     return None if view.manifest is None else opened_file(artifacts, view.manifest, name)
 
 

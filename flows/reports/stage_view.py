@@ -11,7 +11,6 @@ from typing import Any
 
 from flows.plan import PlannedStage
 from flows.running.records import RunRecord, RunState, StageRecord
-from infra.home import home
 from infra.store.artifacts import ArtifactStore, Manifest
 from infra.timeline import TRACE_FILE, TRAINER, Trace, read_trace
 from tasks.admit.admission import CAUSES
@@ -94,7 +93,7 @@ class StageView:
 def stage_views(record: RunRecord, plan: Sequence[PlannedStage]) -> list[StageView]:
     """In the plan's order; stages that the run has not reached are pending. An artifact that is
     gone from the store, or that has a file less than today's, leaves its fields empty."""
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     stages = record.stages()
     pending = {stage.name: StageRecord(name=stage.name, kind=stage.kind) for stage in plan}
     return [_view(artifacts, each, (pending | stages)[each.name]) for each in plan]

@@ -52,7 +52,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     secrets = secrets_of_run(recipe)
     place = RunPlace(
         store=record.store,
-        artifacts=ArtifactStore(record.store, home() / "cache"),
+        artifacts=ArtifactStore(record.store),
         launcher=launcher_of(record),
         home_id=home_id(),
         run=record.run,

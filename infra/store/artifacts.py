@@ -27,7 +27,7 @@ from typing import Any
 
 from infra.config import Found
 from infra.errors import CorruptArtifact, FencedOut
-from infra.home import seal, unseal
+from infra.home import home, seal, unseal
 from infra.store.evicted import cached_copy
 from infra.store.manifest import (
     ArtifactRecord,
@@ -53,12 +53,12 @@ _READERS = 16
 
 
 class ArtifactStore:
-    """The artifacts of a store. `cache` is a local folder for copies and for what was verified."""
+    """The artifacts of a store. `cache` is a local folder for copies and for what was verified; by
+    default the home's."""
 
-    def __init__(self, store: Store, cache: Path) -> None:
-        self.store = store
-        self._cache = cache
-        self.verified = VerifiedFiles(cache / "verified")
+    def __init__(self, store: Store, cache: Path | None = None) -> None:
+        self.store, self._cache = store, cache or home() / "cache"
+        self.verified = VerifiedFiles(self._cache / "verified")
 
     def find(self, kind: str, digest: str) -> ArtifactRecord | None:
         """The finished artifact, if any. Raises CorruptArtifact when its manifest is damaged."""

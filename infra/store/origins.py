@@ -51,7 +51,7 @@ class FolderCopy:
             return self.path
         if self.origin is not None:
             origin = self.origin
-            artifacts = ArtifactStore(Store(origin.root), home() / "cache")
+            artifacts = ArtifactStore(Store(origin.root))
             record = ArtifactRecord(kind=origin.kind, digest=origin.digest, url="")
             folder = artifacts.local(record)
             return _like(folder, origin) if origin.config else folder

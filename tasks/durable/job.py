@@ -32,7 +32,7 @@ from infra.access import listening_host, reachable
 from infra.code.identity import CodeIdentity
 from infra.code.undeclared_reads import watch_reads
 from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
-from infra.home import SOURCE_ROOT, home
+from infra.home import SOURCE_ROOT
 from infra.processes.coroutines import place_of
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.memory import is_memory_error, kernel_kills, use_one_heap
@@ -161,7 +161,7 @@ def _run(
     spec = spec_of(given.spec_name).model_validate(given.spec)
     with pulse.waiting():  # reading our own files, however slow the disk is, is no standstill
         identity = _verified(given, spec, user)
-    artifacts = ArtifactStore(store, home() / "cache")
+    artifacts = ArtifactStore(store)
     with _folders(given.job) as (out, scratch), open_reporter(given, pulse) as reporter:
         watch_reads(user, reporter.warn)
         checkpoints = StageCheckpoints(

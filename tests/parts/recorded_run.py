@@ -12,7 +12,6 @@ from engines.rollout.records.gallery import Gallery
 from engines.types import Message, Problem, Sample, Status
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, StageRecord
-from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from tasks.durable.claims import Claims, Owner
 from tests.parts.rollout_parts import CharChat, ids
@@ -43,7 +42,7 @@ class RecordedRun:
 
     @property
     def artifacts(self) -> ArtifactStore:
-        return ArtifactStore(self.record.store, home() / "cache")
+        return ArtifactStore(self.record.store)
 
     def put(
         self,

@@ -274,7 +274,7 @@ def collect(keep_runs: int, yes: bool, json: bool, root: str, console: CommandCo
     """Show what could go, and delete it if the person said so; -> exit code."""
     if keep_runs < 1:
         raise InputError(f"--keep-runs {keep_runs}: keep at least the newest run of each recipe")
-    artifacts = ArtifactStore(store_to_show(root), home() / "cache")
+    artifacts = ArtifactStore(store_to_show(root))
     found = survey(artifacts, keep_runs, _aliases())
     if not json:
         _show(found, artifacts.store.root, console)

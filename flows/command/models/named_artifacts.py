@@ -239,7 +239,7 @@ def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactReco
     known = {e.root: e.storage for e in run_entries() if run and not root and e.is_called(run)}
     fault: InputError | None = None
     for store in map(store_of, known.values()) if known else [store_to_show(root)]:
-        artifacts = ArtifactStore(store, home() / "cache")
+        artifacts = ArtifactStore(store)
         try:
             return artifacts, find_artifact(artifacts, wanted)
         except InputError as error:
@@ -279,7 +279,7 @@ def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:
         )
     # A home that was moved has its store elsewhere than MLflow was told.
     for store in (store_at(found.root), store_to_show()):
-        artifacts = ArtifactStore(store, home() / "cache")
+        artifacts = ArtifactStore(store)
         for record in _beginning_with(artifacts, found.digest):
             return artifacts, record
     raise InputError(
@@ -323,7 +323,7 @@ _READERS = 16
 def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandConsole) -> int:
     record = find_run(run) if run else None
     store = record.store if record and not root else store_to_show(root)
-    artifacts = ArtifactStore(store, home() / "cache")
+    artifacts = ArtifactStore(store)
     listed, scores = _read(artifacts, _asked(artifacts, record, kind))
     meant = [made for made in listed if kind in ("", made.kind)]
     if not meant and kind and kind not in SPECS and not is_own(kind):

@@ -83,7 +83,7 @@ class _Stages:
     @classmethod
     def on(cls, stack: Stack, model: Path) -> _Stages:
         store = Store(f"file://{home()}/store")
-        artifacts = ArtifactStore(store, home() / "cache")
+        artifacts = ArtifactStore(store)
         place = RunPlace(
             store=store,
             artifacts=artifacts,

@@ -15,7 +15,6 @@ from flows.reports.page import write_page
 from flows.reports.report import build_report
 from flows.running.new_run import new_run
 from flows.running.records import RunState, StageRecord, find_run
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from tests.programs.growth.made_up import WordChat, new_folder, sample_of
 from tests.programs.growth.meter import Meter
@@ -53,7 +52,7 @@ def _finished(steps: int, scratch: Path) -> None:
         for first in range(1, steps + 1, STEPS_A_CHECKPOINT)
     )
     Gallery(chat).write(out, pieces, "some")
-    artifacts = ArtifactStore(record.store, home() / "cache")
+    artifacts = ArtifactStore(record.store)
     made = artifacts.commit(
         "rl", "d" * 64, 1, out, identity={}, inputs={}, code={"commit": "c" * 40}, metrics={},
         seeds={}, mlflow_run_id="", seconds=1.0,

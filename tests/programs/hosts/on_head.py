@@ -20,7 +20,6 @@ from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from engines.types import Sampling
-from infra.home import home
 from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.store.origins import Origin, note_origin
 from infra.store.store import Store
@@ -97,7 +96,7 @@ async def _store_checkpoint(
 
 def _stored_model(store: Store, work: Path) -> Path:
     """A job's input: the artifact's copy on this host."""
-    artifacts = ArtifactStore(store, home() / "cache")
+    artifacts = ArtifactStore(store)
     made = artifacts.commit(
         KIND, DIGEST, 1, tiny_model(work / "made"), identity={}, inputs={}, code={}, metrics={},
         seeds={}, mlflow_run_id="", seconds=0.0,

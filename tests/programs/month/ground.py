@@ -17,7 +17,6 @@ from flows.catalog import plan_of
 from flows.load import load_recipe
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
-from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.tracking.spool import spool_folder
 from infra.tracking.tracker import Tracker
@@ -151,7 +150,7 @@ def prepared(folder: Path, server: MlflowServer, steps: int) -> Ground:
 def _base(record: RunRecord, folder: Path) -> ArtifactRecord:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    return ArtifactStore(record.store, home() / "cache").commit(
+    return ArtifactStore(record.store).commit(
         "base", BASE_DIGEST, 1, folder, identity={}, inputs={}, code={"commit": "c" * 40},
         metrics={}, seeds={}, mlflow_run_id="", seconds=1.0,
     )  # fmt: skip

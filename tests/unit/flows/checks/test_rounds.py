@@ -27,7 +27,6 @@ from flows.running.new_run import NotDue, new_run
 from flows.running.records import RunRecord, RunState, StageRecord, find_run
 from flows.running.run_lock import working_on
 from infra.errors import InputError
-from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from tasks.distill.spec import DistillSpec
 from tasks.rl.spec import RlSpec
@@ -225,7 +224,7 @@ def with_scores(record: RunRecord, outcomes: dict[str, list[list[float]]]) -> No
     ]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "scores.json").write_text(json.dumps({"cells": cells}))
-        stored = ArtifactStore(record.store, home() / "cache").commit(
+        stored = ArtifactStore(record.store).commit(
             "evaluate", digest, 1, Path(folder),
             identity={}, inputs={}, code={}, metrics={}, seeds={}, mlflow_run_id="", seconds=0.0,
         )  # fmt: skip

@@ -65,7 +65,7 @@ def tcp_store(
     timeout: timedelta,
     listener: socket.socket | None = None,
 ) -> TCPStore:
-    """The same by host and port."""
+    """Make the store by host and port."""
     from torch._C._distributed_c10d import TCPStore
 
     if rank:

@@ -29,7 +29,7 @@ class WeightVersions:
 
     @staticmethod
     def of_runs(runs: Iterable[tuple[int, int]]) -> WeightVersions:
-        """Of runs that may be empty, or like their neighbours."""
+        """Make versions of runs that may be empty, or like their neighbours."""
         merged: list[tuple[int, int]] = []
         for version, count in runs:
             if merged and merged[-1][0] == version:
@@ -45,7 +45,7 @@ class WeightVersions:
         return WeightVersions.of_runs([*self.runs, *later.runs])
 
     def first(self, count: int) -> WeightVersions:
-        """Of the first `count` tokens."""
+        """Return the versions of the first `count` tokens."""
         kept: list[tuple[int, int]] = []
         for version, length in self.runs:
             kept.append((version, min(length, count)))

@@ -229,8 +229,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def settings_of(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:
-    """Those of the user's own kinds are read here, as only his files say what they are. Raises
-    InputError."""
+    """Read the settings of a kind. Those of the user's own kinds are read here, as only his files
+    say what they are. Raises InputError."""
     if isinstance(written, Config):
         return written
     settings: Any = kind.model_fields["settings"].annotation

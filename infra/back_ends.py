@@ -61,7 +61,7 @@ class Api:
     """why nothing is deleted"""
 
     def function(self, verb: str) -> str:
-        """Its name, e.g. `view_tin`."""
+        """Return the function's name, e.g. `view_tin`."""
         return f"{verb}_{self.noun}"
 
     @property

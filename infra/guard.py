@@ -319,9 +319,9 @@ def may_be_our_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
 
 
 def strangers_at(ports: Collection[int], address: str = "127.0.0.1") -> dict[int, int]:
-    """Those of these ports at which a program of another user's listens, with the user's number;
-    none at an address of another machine. Such a program may wait for what is sent to one of ours
-    that ended, or has not begun."""
+    """Return the ports at which a program of another user's listens, with the user's number; none
+    at an address of another machine. Such a program may wait for what is sent to one of ours that
+    ended, or has not begun."""
     # The kernel takes ten milliseconds to list connections, and `up` asks again and again.
     if not _is_of_this_machine(address) or all(is_free(port) for port in ports):
         return {}

@@ -50,7 +50,7 @@ def told_by(process: object, found: Sequence[Outage]) -> None:
 
 
 def outages() -> list[Outage]:
-    """Those of now, the oldest of each service."""
+    """Return the outages of now, the oldest of each service."""
     every = [*_waiting.values(), *(each for found in _told.values() for each in found)]
     oldest: dict[str, Outage] = {}
     for outage in sorted(every, key=lambda each: each.since):

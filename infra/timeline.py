@@ -78,7 +78,7 @@ class Point:
 
 @dataclass(slots=True)
 class Timeline:
-    """Of one stage, over its attempts. Of each lane the newest events are kept."""
+    """The events of one stage, over its attempts. Of each lane the newest events are kept."""
 
     most: int = _MOST
     part: int = 1

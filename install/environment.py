@@ -19,7 +19,7 @@ _VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def create_environment(uv: Path, venv: Path) -> Path:
-    """Its interpreter. One that exists is kept if its Python will do."""
+    """Return the environment's interpreter. One that exists is kept if its Python will do."""
     python = venv / "bin" / "python"
     if python.exists():
         version = _version_of(str(python))

@@ -57,7 +57,7 @@ def pip_options(environ: Mapping[str, str] = os.environ, root: Path = Path("/"))
 
 
 def configuration_files(environ: Mapping[str, str], root: Path = Path("/")) -> list[Path]:
-    """Those that exist; a later one wins."""
+    """Return the files that exist; a later one wins."""
     named = environ.get("PIP_CONFIG_FILE", "")
     if named == os.devnull:
         return []

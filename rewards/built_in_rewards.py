@@ -154,7 +154,7 @@ def _is_asked_for(parameter: inspect.Parameter, *, by_name: bool = False) -> boo
 
 
 def _parameters(called: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Of what a C extension made, one that stands for any."""
+    """Return the parameters; of what a C extension made, one that stands for any."""
     try:
         return list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):

@@ -37,7 +37,7 @@ class Detector:
 def pathologies_in(
     transcript: Transcript, names: Sequence[Pathology] = PATHOLOGIES
 ) -> list[Pathology]:
-    """Those of `names` that the rollout shows."""
+    """Return the pathologies of `names` that the rollout shows."""
     return [name for name in names if DETECTORS[name].is_in(transcript)]
 
 

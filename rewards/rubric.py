@@ -104,7 +104,7 @@ class Rubric:
         return replace(_combined(terms, given, reason), weights=self._weights(transcript.problem))
 
     def _weights(self, problem: Problem) -> dict[str, float]:
-        """Of all terms; 0 of those that do not judge the problem."""
+        """Return the weights of all terms; 0 for those that do not judge the problem."""
         return {_key(term): term.weight * term.judges(problem) for term in self._terms}
 
 

@@ -129,7 +129,7 @@ def is_cut_in_thought(transcript: Transcript) -> bool:
 
 
 def spoken(transcript: Transcript) -> Transcript:
-    """The same without a thought that the budget cut off, which is no answer."""
+    """Return the transcript without a thought that the budget cut off, which is no answer."""
     if not is_cut_in_thought(transcript):
         return transcript
     *before, last = transcript.messages

@@ -42,7 +42,7 @@ class OwnReward:
 
 
 def verdict_of(returned: object) -> Verdict:
-    """The same verdict with plain finite numbers. Raises NoVerdict."""
+    """Return the same verdict with plain finite numbers. Raises NoVerdict."""
     if not isinstance(returned, Verdict):
         score = number_of(returned)
         if score is None:
@@ -91,7 +91,7 @@ def _finite(field: str, number: float) -> float:
 
 
 def shown(value: object) -> str:
-    """Its type and text, e.g. `str 'good'`."""
+    """Return the value's type and text, e.g. `str 'good'`."""
     if value is None:
         return "None"
     said = repr(value)

@@ -77,8 +77,8 @@ class Place:
     def of_pools(
         self, screens: Mapping[str, AdmittedBy], pools: Mapping[str, Sequence[str]]
     ) -> Place:
-        """The same where a stage draws only some pools, written by the name of one of the `screens`
-        before it. Raises InputError for one that is not there, or keeps others."""
+        """Return the place where a stage draws only some pools, written by the name of one of the
+        `screens` before it. Raises InputError for one that is not there, or keeps others."""
         for stage, wanted in pools.items():
             if stage not in screens:
                 raise InputError(
@@ -122,7 +122,7 @@ class Place:
 
     @property
     def unscreened(self) -> Place:
-        """The same without what a `screen` left out, whose model was another."""
+        """Return the place without what a `screen` left out, whose model was another."""
         return replace(self, admitted=self.fit, pools=())
 
     def admitted_problems(self, split: Split) -> dict[str, str]:

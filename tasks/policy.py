@@ -70,7 +70,8 @@ class PolicySettings(Config):
 
     @property
     def served(self) -> FleetSpec:
-        """Its servers, which compute as its trainer does, and say what updates replay."""
+        """Return the policy's servers, which compute as its trainer does, and say what updates
+        replay."""
         fleet = self.fleet.of_trainer(self.trainer.precision)
         return fleet.with_experts() if self.algorithm.routing_replay == "engine" else fleet
 

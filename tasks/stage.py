@@ -78,8 +78,8 @@ class StageSpec(Config):
 
     @property
     def may_keep_worse_answers(self) -> bool:
-        """Of a stage that makes data: whether some answers may be better than others to the same
-        problem."""
+        """Tell of a stage that makes data whether some answers may be better than others to the
+        same problem."""
         return True
 
     @property
@@ -114,7 +114,7 @@ class StageSpec(Config):
 
     @property
     def served_teachers(self) -> Mapping[str, ServedTeacher]:
-        """Those of them that are behind servers, by domain."""
+        """Return the teachers that are behind servers, by domain."""
         return {}
 
     @property

@@ -59,7 +59,7 @@ class Series:
                     self._points[name] = [p for p in points if p[0] % every == 0]
 
     def points(self, name: str) -> Points:
-        """Those of a metric that are kept."""
+        """Return the points of a metric that are kept."""
         return list(self._points.get(name, ()))
 
     def last(self, name: str, count: int) -> list[float]:
@@ -136,7 +136,7 @@ class Updates:
             )
 
     def warnings(self) -> Iterator[StageWarning]:
-        """Of updates without a gradient, where they are more than half."""
+        """Warn of updates without a gradient, where they are more than half."""
         if 2 * self._without_gradient > self.made:
             yield StageWarning(
                 what=f"{self._without_gradient} of {self.made} updates had a gradient of exactly 0",

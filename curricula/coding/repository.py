@@ -168,7 +168,8 @@ def _tests(rng: random.Random, modules: list[_Module]) -> tuple[dict[str, str], 
 
 
 def _report(place: _Module, broken: Function, checks: list[list[Any]], tests: int) -> str:
-    """Of modules with one test each, where a bug gives a wrong value and never an error."""
+    """Return the report on modules with one test each, where a bug gives a wrong value and never an
+    error."""
     calls = [row[2] for row in checks if row[:2] == [place.name, broken.name]]
     failing = next(call for call in calls if broken.wrong(*call) != broken.right(*call))
     line = _assertion(broken, failing).strip()

@@ -46,8 +46,8 @@ class Heard:
         self._count(_MESSAGE + _weight(line))
 
     def client(self, headers: Mapping[str, str], timeout: httpx.Timeout) -> httpx.AsyncClient:
-        """Its answers are counted as they come, and come as they are: 600 bytes that were packed
-        twice may be 256 MB."""
+        """Make a client. Answers are counted as they come, and come as they are: 600 bytes that
+        were packed twice may be 256 MB."""
 
         async def asked(request: httpx.Request) -> None:
             if request.method == "POST":
@@ -95,8 +95,8 @@ class _Counted(httpx.AsyncByteStream):
 
 @asynccontextmanager
 async def answers_alone(streams: Streams, heard: Heard) -> AsyncGenerator[Streams]:
-    """Of what the server says only its answers, up to where it says too much; its own requests are
-    answered here."""
+    """Let through only the answers of what the server says, up to where it says too much; its own
+    requests are answered here."""
     import anyio
     from mcp.shared.message import SessionMessage
 

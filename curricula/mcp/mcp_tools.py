@@ -46,7 +46,8 @@ def with_tools(curriculum: Curriculum, server: McpServer) -> Curriculum:
 
 
 def listed_tools(server: McpServer) -> list[Tool]:
-    """Those that the model may call. Blocks. Raises InputError where the server does not say."""
+    """Return the tools that the model may call. Blocks. Raises InputError where the server does not
+    say."""
 
     async def ask() -> list[Tool]:
         connection = McpConnection(server)

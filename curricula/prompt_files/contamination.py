@@ -45,7 +45,7 @@ class HeldOutWords:
         return None
 
     def __len__(self) -> int:
-        """Of the texts."""
+        """Count the texts."""
         return len(self._names)
 
 

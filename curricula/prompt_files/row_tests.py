@@ -31,7 +31,8 @@ _LANGUAGES = (
 
 
 def read_tests(row: Fields, name: str) -> tuple[Json, str]:
-    """Those of the named column, else of the first usual one, and its name. Raises BadRow."""
+    """Return the tests of the named column, else of the first usual one, and its name. Raises
+    BadRow."""
     is_found = not name
     name = name or row.first(_COLUMNS)
     if name == "reward_model":

@@ -83,7 +83,7 @@ class _UnderWay:
 
 
 class AgentSession:
-    """Of one rollout. Use it in the event loop of its host."""
+    """The session of one rollout. It is used in the event loop of its host."""
 
     def __init__(self, host: SessionHost, problem: Problem, limits: SessionLimits) -> None:
         self.end: End | None = None

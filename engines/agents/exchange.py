@@ -36,7 +36,7 @@ class _ClientGone(Exception):
 
 
 class Exchange:
-    """Of one request; `run` it once."""
+    """The exchange of one request; it is `run` once."""
 
     def __init__(
         self,

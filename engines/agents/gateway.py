@@ -138,7 +138,7 @@ class Gateway:
         return key
 
     async def close(self, key: str) -> None:
-        """Its requests are refused from now on, and those under way given up."""
+        """Refuse the session's requests from now on, and give up those under way."""
         session = self._sessions.pop(key, None)
         if session is not None:
             await session.close()

@@ -171,7 +171,7 @@ class Harness:
         return End(Status.FAILED, f"harness: {reason}" + (f": {said}" if said else ""))
 
     def _collected(self, box: Sandbox) -> dict[str, str]:
-        """Those of the wanted files that are there, as text."""
+        """Return the wanted files that are there, as text."""
         found: dict[str, str] = {}
         left = _COLLECTED
         for name in dict.fromkeys([*filter(None, [self._answer_file]), *self._collect]):

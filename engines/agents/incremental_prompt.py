@@ -64,7 +64,8 @@ class Drift(StrEnum):
 
 
 def normal_text(text: str) -> str:
-    """Of all texts that differ in white space and in Unicode's canonical forms, the same one."""
+    """Return one and the same text for all that differ in white space and in Unicode's canonical
+    forms only."""
     return " ".join(normal_form("NFC", text).split())
 
 

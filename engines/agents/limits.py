@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Of one session, beside the rollout's budget of tokens."""
+    """What one session may use, beside the rollout's budget of tokens."""
 
     turns: int = 200
     """answered or not"""
@@ -26,7 +26,7 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Of the connections."""
+    """What connections may use."""
 
     body: int = 8 << 20
     """bytes of a request"""

@@ -23,7 +23,8 @@ _VALUES = 8
 
 
 class SessionRecord:
-    """Of one session. Plain numbers and texts: the same session gives the same record."""
+    """The record of one session: plain numbers and texts; the same session gives the same
+    record."""
 
     def __init__(self, sampling: Mapping[str, Json]) -> None:
         """`sampling`: how every turn is sampled, whatever a request says."""

@@ -122,7 +122,8 @@ class Trajectory:
         return self._roots[tools]
 
     def meanings(self, messages: Sequence[Message]) -> tuple[Meaning, ...]:
-        """Of each message. A text that comes again with each request is made normal once."""
+        """Return the meaning of each message. A text that comes again with each request is made
+        normal once."""
         return tuple(meaning_of(message, self._remembered) for message in messages)
 
     def find(self, root: Turn, messages: Sequence[Message], meanings: Sequence[Meaning]) -> Place:
@@ -151,8 +152,8 @@ class Trajectory:
     def kind(
         self, place: Place, base: Turn, context: Sequence[Message], meanings: Sequence[Meaning]
     ) -> Kind:
-        """Of a turn after `context` that would follow the place; its tokens follow those of `base`,
-        which `find_by_tokens` may have found further on."""
+        """Return the kind of a turn after `context` that would follow the place; its tokens follow
+        those of `base`, which `find_by_tokens` may have found further on."""
         turn = place.turn
         if any(child.context_meaning == tuple(meanings) for child in turn.children):
             return Kind.RETRY

@@ -225,7 +225,8 @@ def _rows(tensor: Tensor, tokens: int) -> Tensor:
 
 
 def _parts(fused: str, product: Tensor, shape: ModelShape) -> Iterable[tuple[str, Tensor]]:
-    """Of a fused product: one behind the other, and in Megatron-core group by group."""
+    """Yield the parts of a fused product: one behind the other, and in Megatron-core group by
+    group."""
     if shape.latent is not None:
         sizes = [shape.latent.query_rank or 0, shape.latent.rank + shape.latent.rotated]
         return zip(LATENTS, product.split(sizes, -1), strict=True)

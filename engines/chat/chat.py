@@ -154,7 +154,7 @@ class Chat:
         return self._tokenizer.decode(_as_list(token_ids), skip_special_tokens=False)
 
     def text_ids(self, text: str) -> list[int]:
-        """Of a text by itself."""
+        """Return the token ids of a text by itself."""
         return self._encode(text)
 
     def may_think(self, problem: Problem) -> bool:

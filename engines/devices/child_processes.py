@@ -179,7 +179,8 @@ class ChildProcesses:
         return reply
 
     def _reply_to(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Its own: those to earlier requests that come too late are for nobody."""
+        """Return the reply to this request: those to earlier requests that come too late are for
+        nobody."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -105,7 +105,7 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
 
 @functools.cache
 def _own_name() -> str:
-    """Of the owner that runs the code that this process runs."""
+    """Return the name of the owner that runs the code that this process runs."""
     parts = [part.partition(":")[0] for part in KINDS.values()]
     # Found by name at run time, so no file imports them.
     found = [*family_modules(), "engines.sglang.models.families", "engines.sglang.models.gemma3"]

@@ -103,7 +103,7 @@ class LeaseBook:
         return lease
 
     def renew(self, lease_id: str, ttl: float, now: float) -> Lease:
-        """The same lease until `now + ttl`; raises LeaseLost as `check` does."""
+        """Return the same lease until `now + ttl`; raises LeaseLost as `check` does."""
         lease = replace(self.check(lease_id, now), expires=now + ttl)
         self._leases[lease_id] = lease
         return lease
@@ -162,7 +162,7 @@ class StageLease:
     async def take_all(
         cls, requests: Sequence[Request], *, what: str, prepare_s: float, owner: Any = None
     ) -> list[Self]:
-        """The same for several roles of one holder, all of one kind: a lease each, granted
+        """Take a lease for each of several roles of one holder, all of one kind, granted
         together."""
         kind, count = requests[0].kind, sum(request.count for request in requests)
         pool = max(request.pool for request in requests)

@@ -108,7 +108,8 @@ class _Pool:
 def _grant(
     book: LeaseBook, request: Request, names: Sequence[str], gpus: frozenset[int], is_placed: bool
 ) -> Lease:
-    """Its holder renews it from when its units are prepared, for which they have own bounds."""
+    """Grant a lease. Its holder renews it from when its units are prepared, for which they have own
+    bounds."""
     lease = book.grant(
         names, request.holder, request.driver, math.inf, 0.0, gpus, request.is_sole, is_placed
     )
@@ -148,8 +149,8 @@ class DeviceOwner:
         return grant
 
     async def lease_all(self, requests: Sequence[Request]) -> list[Grant]:
-        """The same for several roles of one holder, all of one kind, each with a lease of its own:
-        they are granted at once, as two holders of half of theirs would wait for each other.
+        """Lease units for several roles of one holder, all of one kind, each with a lease of its
+        own: they are granted at once, as two holders of half of theirs would wait for each other.
 
         Raises InputError if there can never be that many.
         """

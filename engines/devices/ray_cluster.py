@@ -114,7 +114,7 @@ def driver_id() -> str:
 
 
 def dead_drivers(candidates: set[str]) -> set[str]:
-    """Those of the jobs whose driver process has ended: their leases need not time out first."""
+    """Return the jobs whose driver process has ended: their leases need not time out first."""
     if not candidates:
         return set()
     # The public state API asks the dashboard, which a cluster may not have; this asks the GCS.
@@ -152,7 +152,8 @@ class Hosts:
 
     @property
     def known(self) -> Sequence[Host]:
-        """Those that units are given to, as `look` found them: all with GPUs if one has any."""
+        """Return the hosts that units are given to, as `look` found them: all with GPUs if one has
+        any."""
         with_gpus = [host for host in self._known if host.num_gpus]
         return with_gpus or self._known
 
@@ -160,7 +161,8 @@ class Hosts:
         return next((host for host in self._known if host.node == node), None)
 
     def with_gpu(self, number: int) -> Host:
-        """Of the GPU with this number in the cluster. Raises EngineError if its host is lost."""
+        """Return the host of the GPU with this number in the cluster. Raises EngineError if its
+        host is lost."""
         for host in self._known:
             if host.first_gpu <= number < host.first_gpu + host.num_gpus:
                 return host
@@ -190,7 +192,8 @@ class Hosts:
         return Host(node["NodeID"], address, gpus, first, _kind(node))
 
     def agent(self, host: Host) -> RemoteAgent:
-        """Of another host, a new one where it died. It blocks; raises EngineError."""
+        """Return the agent of another host, a new one where it died. It blocks; raises
+        EngineError."""
         with self._lock:
             known = self._agents.get(host.node)
             if known is None or known.is_dead:

@@ -51,7 +51,7 @@ class Folders(Protocol):
     """How ranks, on whatever hosts they are, get at folders of the job's host."""
 
     def copy(self, folder: Path) -> SentFolder:
-        """Of an artifact's copy: each host has its own."""
+        """Send an artifact's copy: each host has its own."""
         ...
 
     def to_read(
@@ -168,7 +168,7 @@ class Units(Protocol):
         ...
 
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
-        """Those of the free units that suit the request best; fewer than it wants: it waits."""
+        """Choose the free units that suit the request best; fewer than it wants: it waits."""
         ...
 
     def gpus(self, name: str, request: Request) -> frozenset[int]:
@@ -176,7 +176,7 @@ class Units(Protocol):
         ...
 
     def held_gpus(self, name: str) -> frozenset[int]:
-        """Those whose memory a unit that nobody uses holds all the same."""
+        """Return the GPUs whose memory a unit that nobody uses holds all the same."""
         ...
 
     async def free_memory(self, name: str) -> None:

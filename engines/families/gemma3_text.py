@@ -79,8 +79,9 @@ def _windowed_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope]:
-    """Of layers that see all tokens, and of those with a window: `rope_parameters` by kind of layer
-    (transformers 5), or `rope_theta`, `rope_scaling` and `rope_local_base_freq`."""
+    """Read the ropes of layers that see all tokens, and of those with a window: `rope_parameters`
+    by kind of layer (transformers 5), or `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
+    """
     stated: Any = config.get("rope_parameters") or {}
     if not isinstance(stated, dict) or not {*stated} <= {_WINDOWED, _WHOLE}:
         raise InputError(

@@ -164,7 +164,7 @@ class Adapter(nn.Module):
         return (weight.float() + self._widened(first.t()).t()).to(weight.dtype)
 
     def split_dims(self) -> dict[str, int]:
-        """Of the parameters that ranks share out, by name."""
+        """Return the split axes of the parameters that ranks share out, by name."""
         shared = self.a if self.by_inputs else self.b
         letter = "a" if self.by_inputs else "b"
         return {f"{letter}.{name}": int(self.by_inputs) for name in shared}

@@ -82,7 +82,8 @@ def _found(*, asked: bool) -> Kernels:
 
 
 def _flash_4() -> tuple[str, str]:
-    """Its name once it is in place, or nothing and what is wrong; nothing at all for other chips.
+    """Return the kernel's name once it is in place, or nothing and what is wrong; nothing at all
+    for other chips.
 
     It is tried: a kernel of a new generation may not compile here, or compute something else.
     """

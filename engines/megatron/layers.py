@@ -233,7 +233,8 @@ class ExpertLayer(TransformerLayer):
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """Those of this rank's layers: of a dense model none, and of others as many as fall to it."""
+    """The routers of this rank's layers: of a dense model none, and of others as many as fall to
+    it."""
 
     each: tuple[ExpertRouter, ...]
     num_experts: int
@@ -291,7 +292,7 @@ class NormOfAllHeads(RMSNorm):
         super().__init__(config, heads * hidden_size, eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of [..., N, D]."""
+        """Normalise [..., N, D]."""
         wide = x.flatten(-2).float()
         squares = reduce_from_tensor_model_parallel_region(wide.square().sum(-1, keepdim=True))
         # Each rank's numbers depend on all ranks' squares, so their gradients are summed as well.

@@ -48,7 +48,8 @@ class Recompute:
     num_layers: int = 0
 
     def whole_layers(self, layers: int) -> int:
-        """Of so many layers, those that keep all their values, at the moment when most do."""
+        """Count, of so many layers, those that keep all their values, at the moment when most
+        do."""
         if self.method == "uniform":
             return min(self.num_layers, layers)
         if self.method == "block":
@@ -57,7 +58,7 @@ class Recompute:
         return layers
 
     def untouched_layers(self, layers: int) -> int:
-        """Of so many layers, those that keep all their values between the passes."""
+        """Count, of so many layers, those that keep all their values between the passes."""
         if self.method == "uniform":
             return 0
         return layers - min(self.num_layers, layers)
@@ -85,7 +86,7 @@ def recompute_of(options: Mapping[str, Any]) -> Recompute:
 
 
 def kept_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
-    """Of one layer and token, until its backward pass."""
+    """Count the values that are kept of one layer and token, until its backward pass."""
     hidden = size.hidden
     # A norm keeps its normalised input; the linear layer after it keeps the norm's output.
     norms = size.norms * hidden
@@ -95,7 +96,8 @@ def kept_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
 
 
 def attention_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
-    """Of a layer's attention, without its output, which the projection after it keeps."""
+    """Count the values of a layer's attention, without its output, which the projection after it
+    keeps."""
     queries, keys = size.queries, size.keys
     if size.latents:
         # Heads are put together anew, from what is rotated and what is not, so no product is kept.
@@ -114,8 +116,8 @@ def attention_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
 
 
 def mlp_values(size: ModelSize) -> float:
-    """Of a feed-forward layer without its input: gate and up in one, silu of the gate, up with its
-    offset (which is 0, but a sum of its own), their product.
+    """Count the values of a feed-forward layer without its input: gate and up in one, silu of the
+    gate, up with its offset (which is 0, but a sum of its own), their product.
 
     Each expert of a token takes a copy of the token and gives one back.
     """
@@ -174,8 +176,8 @@ def loss_memory(
     *,
     trains_weight: bool = True,
 ) -> LossMemory:
-    """Of `rows` trained rows; `vocab` is the rank's part, `value_bytes` of the trainer's type.
-    `trains_weight`: whether the output layer's weight gets a gradient."""
+    """Compute the loss's memory of `rows` trained rows; `vocab` is the rank's part, `value_bytes`
+    of the trainer's type. `trains_weight`: whether the output layer's weight gets a gradient."""
     width = tile_width(rows, vocab, place)
     num_tiles, tile = -(-vocab // width), rows * width
     in_gradient = _tiles_in_gradient(rows, hidden, vocab, width) if trains_weight else 0

@@ -103,7 +103,7 @@ def _is_whole(tensor: HfTensor) -> bool:
 
 
 def size_of(shape: ModelShape) -> ModelSize:
-    """Of a model that the engines train."""
+    """Return the size of a model that the engines train."""
     axes, mixture, table = shape.axes, shape.mixture, shape.family.tensors
     routed = shape.num_routed_layers
     dense = shape.num_layers - routed

@@ -29,7 +29,7 @@ _BYTES = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """Of one rank, in bytes, at the moment when it holds most."""
+    """The memory of one rank, in bytes, at the moment when it holds most."""
 
     weights: int
     gradients: int
@@ -61,7 +61,8 @@ class TrainerMemory:
 
 
 def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> TrainerMemory:
-    """Of the rank that needs most: one of the first or of the last pipeline stage."""
+    """Compute the memory of the rank that needs most: one of the first or of the last pipeline
+    stage."""
     stages = {0, needs.layout.pp - 1}
     return max((_of_stage(size, needs, s) for s in stages), key=lambda memory: memory.total)
 
@@ -93,7 +94,7 @@ def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """Of each weight, in bytes."""
+    """What the optimizer keeps of each weight, in bytes."""
 
     gradient: int = 4
     """gradients are summed in fp32, unless `grad_reduce_in_fp32` is false"""
@@ -105,7 +106,8 @@ class OptimizerState:
     """of moments and copies; the rest is in host memory"""
 
     def on_device(self, precision: str) -> float:
-        """Of moments and, where fp32 weights are not the copy themselves, copies."""
+        """Return the bytes of moments and, where fp32 weights are not the copy themselves,
+        copies."""
         main = 0 if precision == "fp32" else self.main
         return (self.moments + main) * self.share_on_device
 
@@ -149,13 +151,13 @@ class TrainerNeeds:
 
     @property
     def value_bytes(self) -> int:
-        """Of a weight and of an activation."""
+        """Return the bytes of a weight and of an activation."""
         return VALUE_BYTES[self.precision]
 
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """Of one rank."""
+    """The weights of one rank."""
 
     dense: int
     """all but the routed experts'; every data-parallel rank has the same ones"""
@@ -172,7 +174,7 @@ def layers_of(size: ModelSize, layout: Parallel) -> int:
 
 
 def rank_weights(size: ModelSize, layout: Parallel, stage: int) -> RankWeights:
-    """Of a rank of pipeline stage `stage`.
+    """Count the weights of a rank of pipeline stage `stage`.
 
     The first stage has the embedding, the last one the output layer and the last norm. Where the
     two are tied and lie on different stages, both hold them.

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Aborts:
-    """Of one client."""
+    """The aborted turns of one client."""
 
     def __init__(self, router_url: str, session: Callable[[], aiohttp.ClientSession]) -> None:
         """`router_url` may also be that of a single server; the session's requests have its key."""
@@ -83,7 +83,7 @@ class Aborts:
             task.cancel()
 
     def _abort(self, turns: Collection[str]) -> None:
-        """Of all turns that are given up in the same moment, servers are told together."""
+        """Tell servers together of all turns that are given up in the same moment."""
         if not self._unwanted:
             asyncio.get_running_loop().call_soon(self._tell_unwanted)
         self._unwanted |= set(turns)

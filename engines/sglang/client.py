@@ -286,7 +286,7 @@ def most_connections() -> int:
 
 
 def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool, with_experts: bool) -> bytes:
-    """Of a request of that name."""
+    """Pack the body of a request of that name."""
     prompts = [turn.prompt_ids for turn in turns]
     parameters = [_parameters(turn.sampling) for turn in turns]
     experts_from = [turn.sampling.experts_from for turn in turns] if with_experts else None

@@ -75,8 +75,8 @@ class Fleet:
 
     @property
     def server_urls(self) -> list[str]:
-        """Of a lost host of ours the servers move when `wait_healthy` waits for them; of others,
-        those that are not lost."""
+        """Return the servers' addresses. Servers of a lost host of ours move when `wait_healthy`
+        waits for them; of others, only those are named that are not lost."""
         use: ServerUse = self._lease.use
         return list(use.server_urls)
 
@@ -120,7 +120,8 @@ class Fleet:
         wait_s: float = 3600.0,
         owner: Any = None,
     ) -> list[Fleet]:
-        """The same for all roles of a stage at once, each with servers of its own; in order."""
+        """Lease servers for all roles of a stage at once, each with servers of its own; in
+        order."""
         fleets: dict[int, Fleet] = {}
         ours: dict[int, WantedFleet] = {}
         try:
@@ -163,7 +164,8 @@ class Fleet:
         return dict(zip(self.server_urls, found, strict=True))
 
     async def checksums(self) -> dict[str, str]:
-        """Of the weights in each server's memory; servers that do not answer are left out."""
+        """Return the checksums of the weights in each server's memory; servers that do not answer
+        are left out."""
         found = await asyncio.gather(
             *[asyncio.to_thread(server_weights, url) for url in self.server_urls],
             return_exceptions=True,
@@ -240,7 +242,8 @@ class CacheUse:
 
 
 def _cache_use(url: str) -> list[float]:
-    """Of each data-parallel part of a server, what requests under way take. Raises EngineError."""
+    """Return what requests under way take of each data-parallel part of a server. Raises
+    EngineError."""
     loads = http.call(url, "/v1/loads?include=core", timeout=_CACHE_ANSWER_S)["loads"]
     shares = (load.get("token_usage") for load in loads)
     return [float(share) for share in shares if isinstance(share, int | float)]

@@ -95,14 +95,14 @@ def require_whole(reply: Mapping[str, Any], url: str) -> None:
 
 
 def order(url: str, path: str, body: dict[str, Any], *, timeout: float) -> None:
-    """The same for what changes a server's state: its answer has to say that this was done."""
+    """Make a `call` that changes a server's state: its answer has to say that this was done."""
     reply = call(url, path, body, timeout=timeout)
     if reply.get("success") is not True and reply.get("status") != "ok":
         raise EngineError(f"POST {url}{path} was not confirmed: {str(dict(reply))[:300]}")
 
 
 def read_text(url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float) -> str:
-    """The same for what is answered as text. Raises EngineError as `call` does up to the status."""
+    """Make a call that is answered as text. Raises EngineError as `call` does up to the status."""
     return _exchange(url, path, body, timeout, "")[0]
 
 

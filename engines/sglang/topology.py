@@ -173,7 +173,7 @@ class PlacedServer:
 
     @property
     def address(self) -> str:
-        """Of its first node."""
+        """Return the address of its first node."""
         return self.nodes[0].host.address
 
     @property
@@ -182,8 +182,8 @@ class PlacedServer:
 
 
 def hosts_of(topology: Topology, own_gpus: int) -> Sequence[HostDevices]:
-    """Those that are stated, or this one with its GPUs; without GPUs with as many shares of its
-    cores as are wanted."""
+    """Return the hosts that are stated, or this one with its GPUs; without GPUs with as many shares
+    of its cores as are wanted."""
     return topology.hosts or (HostDevices(devices=own_gpus or devices_needed(topology)),)
 
 
@@ -211,13 +211,13 @@ def place(topology: Topology, hosts: Sequence[HostDevices]) -> list[PlacedServer
 
 
 def place_here(fleets: Mapping[str, ServedFleet]) -> list[PlacedServer]:
-    """Of fleets on this host alone. Raises InputError."""
+    """Place the servers of fleets on this host alone. Raises InputError."""
     topology = Topology(fleets=dict(fleets))
     return with_free_ports(place(topology, hosts_of(topology, len(gpu_sizes()))))
 
 
 def with_free_ports(placed: Sequence[PlacedServer]) -> list[PlacedServer]:
-    """The same servers on any free ports, where all of them are on this host."""
+    """Return the same servers on any free ports, where all of them are on this host."""
     ports = iter(free_ports(3 * len(placed)))
     return [
         replace(

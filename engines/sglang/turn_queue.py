@@ -60,7 +60,7 @@ class Batch:
 
 
 class TurnQueue:
-    """Of one client."""
+    """The queued turns of one client."""
 
     def __init__(self, max_batch: int, routing: Routing, most_turns: int) -> None:
         """`most_turns`: at the servers at once."""
@@ -94,7 +94,7 @@ class TurnQueue:
         ]
 
     def take_all(self) -> list[AskedTurn]:
-        """Those that wait; they will not be sent."""
+        """Take the turns that wait; they will not be sent."""
         waiting, self._waiting = self._waiting, deque()
         return [turn for turn in waiting if not turn.is_over]
 
@@ -155,7 +155,7 @@ def equal_parts(turns: Sequence[AskedTurn], most: int) -> list[Sequence[AskedTur
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """Of a stretch of time."""
+    """How servers were used in a stretch of time."""
 
     idle_seconds: float = 0.0
     """in which no turn was under way"""
@@ -165,7 +165,7 @@ class ServerUse:
 
 
 class InFlight:
-    """Of one client."""
+    """The turns that one client has under way."""
 
     def __init__(self) -> None:
         at = now()

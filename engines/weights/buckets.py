@@ -213,7 +213,8 @@ def _packed(weights: Sequence[Weight], ranks: Ranks, memory: Callable[[int], Ten
 def _quantised(
     bucket: Bucket, memory: Callable[[int], Tensor], scales: list[tuple[str, Tensor]]
 ) -> Bucket:
-    """Its matrices as FP8; the scales of their blocks are added to `scales`."""
+    """Return the bucket with its matrices as FP8; the scales of their blocks are added to
+    `scales`."""
     import torch
 
     num_bytes = sum(whole.numel() for _, whole in bucket.tensors)

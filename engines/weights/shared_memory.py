@@ -52,7 +52,7 @@ def handles(tensors: Sequence[tuple[str, Tensor]], count: int) -> list[str]:
 
 
 def flat_handles(bucket: Bucket, count: int) -> list[str]:
-    """The same of a whole bucket, which is opened once instead of once for each tensor; for
+    """Make the handles of a whole bucket, which is opened once instead of once for each tensor; for
     SGLang's load format `FLAT`."""
     record = {"flattened_tensor": bucket.flat, "metadata": places_in(bucket)}
     return [pickled(record) for _ in range(count)]

@@ -150,7 +150,7 @@ def checked(
     targets: Sequence[Target],
     version: int,
 ) -> PublishReport:
-    """The same for any push through buckets' memory."""
+    """Check any push through buckets' memory."""
     report = push(memory)
     if not is_on(CHECK_WEIGHTS):
         return report

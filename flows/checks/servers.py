@@ -244,7 +244,8 @@ def fp8_cautions(stage: PlannedStage) -> Iterator[str]:
 
 
 def sharing_problems(stage: PlannedStage) -> Iterator[str]:
-    """Of a stage that both trains and generates; `share` says nothing to others."""
+    """Yield the problems of a stage that both trains and generates; `share` says nothing to
+    others."""
     resources, policy = stage.resources, stage.spec.policy
     if not resources.share or policy is None:
         return

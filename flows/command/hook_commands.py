@@ -143,7 +143,7 @@ def _recipe_beside(file: Path) -> Recipe | None:
 
 
 def _curriculum_of(recipe: Recipe, reward: str) -> str:
-    """Of the first domain with this reward."""
+    """Return the curriculum of the first domain with this reward."""
     named = (d for d in recipe.domains if reward in (term.name for term in d.rewards))
     return next((domain.curriculum.name for domain in named), "")
 

@@ -211,7 +211,8 @@ def cancel_run(run: str, json: bool, console: CommandConsole) -> int:
 
 
 def _ask(record: RunRecord, state: RunState) -> None:
-    """Its flow, through Prefect; a command that runs it by itself, by the signal of Ctrl-C."""
+    """Ask its flow, through Prefect, or a command that runs it by itself, by the signal of
+    Ctrl-C."""
     if record.head().in_process:
         interrupt(record.run)
     elif state.flow_run:

@@ -112,7 +112,7 @@ class ShownSample:
 
 
 class Samples:
-    """Of a file of samples all heads, and each sample when it is asked for."""
+    """A file of samples: all heads, and each sample when it is asked for."""
 
     def __init__(self, file: Path) -> None:
         self._rows = ParquetRows(file)

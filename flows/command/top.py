@@ -129,7 +129,7 @@ def _running(run: str, stage: StageRecord, servers: str) -> RunningStage:
 
 
 def _last(job: str, metrics: Mapping[str, str]) -> dict[str, float]:
-    """Of the last step that the job's log shows: metrics, as patterns, by what they are called."""
+    """Return what the job's log shows of its last step, by name; `metrics` are patterns."""
     try:
         with log_path(job).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))

@@ -240,8 +240,8 @@ def _prompt_files(asked: OneStage) -> dict[str, Any]:
 
 
 def columns_of(written: Sequence[str]) -> dict[str, Any]:
-    """Those of `metadata` as a list. Raises InputError for what is not `column=name`, and for one
-    that is named twice."""
+    """Return the named columns, those of `metadata` as a list. Raises InputError for what is not
+    `column=name`, and for one that is named twice."""
     named: dict[str, Any] = {}
     for each in written:
         if not re.fullmatch(r"[^=]+=[^=]+", each):

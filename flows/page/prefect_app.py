@@ -121,7 +121,7 @@ def lock_sqlite_first() -> None:
 
 
 def create_app() -> Asgi:
-    """Its background services start with it."""
+    """Make the app. Its background services start with it."""
     from prefect.server.api.server import create_app as create
 
     know_formats()

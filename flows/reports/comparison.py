@@ -86,7 +86,7 @@ class Comparison(Found):
 
 
 def compare(reports: Sequence[Report], pairs: Sequence[PairOfRuns] = ()) -> Comparison:
-    """Of runs of one recipe. Raises InputError if a run has no scores yet."""
+    """Compare runs of one recipe. Raises InputError if a run has no scores yet."""
     require_scores(reports)
     scores = [report.scores for report in reports]
     return Comparison(
@@ -114,8 +114,8 @@ def compare(reports: Sequence[Report], pairs: Sequence[PairOfRuns] = ()) -> Comp
 def compare_recipes(
     reports: Sequence[Report], pairs: Sequence[PairOfRuns], different: Mapping[str, list[str]]
 ) -> Comparison:
-    """Of runs of different recipes: pairs alone. Raises InputError if a run has no scores yet, and,
-    with what differs, unless some pair has problems in common."""
+    """Compare runs of different recipes: pairs alone. Raises InputError if a run has no scores yet,
+    and, with what differs, unless some pair has problems in common."""
     require_scores(reports)
     if not any(pair.scores for pair in pairs):
         first = reports[0].run
@@ -169,7 +169,7 @@ def _equal(reports: Sequence[Report]) -> list[list[str]]:
 
 
 def _spreads(runs: Sequence[Scores]) -> dict[str, dict[str, Spread]]:
-    """Of every cell that all runs have."""
+    """Return the spread of every cell that all runs have."""
     return {
         model: {
             domain: Spread.of([run[model][domain] for run in runs])
@@ -182,7 +182,7 @@ def _spreads(runs: Sequence[Scores]) -> dict[str, dict[str, Spread]]:
 
 
 def _gains(report: Report) -> Scores:
-    """Of models with several versions."""
+    """Return the gains of models with several versions."""
     scores = report.scores
     return {
         model: {domain: scores[model][domain] - first[domain] for domain in first if domain in row}

@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def id(self) -> str:
-        """Of these two answers, on whichever side they stand."""
+        """Return the id of these two answers, on whichever side they stand."""
         said = sorted(f"{answer.messages}" for answer in (self.left, self.right))
         about = f"{self.problem.domain}\n{self.problem.id}\n{said}"
         return sha256(about.encode(errors="backslashreplace")).hexdigest()[:16]
@@ -192,7 +192,7 @@ class Labels:
 
 
 def _ids(file: Path, key: str) -> Iterator[str]:
-    """Of the pairs in a file that an earlier session wrote."""
+    """Yield the ids of the pairs in a file that an earlier session wrote."""
     *whole, rest = (file.read_bytes() if file.exists() else b"").split(b"\n")
     for number, line in enumerate([*whole, *filter(None, [rest])], 1):
         try:

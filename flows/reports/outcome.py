@@ -114,7 +114,7 @@ def _score_table(
 
 
 def task_tables(content: Mapping[str, Any]) -> list[ScoreTable]:
-    """Of the content of `task_scores.json`; none where there is none."""
+    """Make the tables of the content of `task_scores.json`; none where there is none."""
     rows: dict[str, dict[str, ScoreCell]] = {}
     for cell in content.get("cells", []):
         shown = ScoreCell(cell["value"], cell["low"], cell["high"], cell["documents"], 1)

@@ -140,7 +140,7 @@ def spans_of(views: Sequence[StageView]) -> list[dict[str, Any]]:
 
 
 def markdown(report: Report, said: list[str]) -> str:
-    """The same in short, for the Prefect page."""
+    """Write the page in short, for the Prefect page."""
     warnings = [f"- **{markdown_text(line)}**" for line in warning_lines(report)]
     return "\n\n".join(
         [
@@ -156,7 +156,7 @@ def markdown(report: Report, said: list[str]) -> str:
 
 
 def _markdown_tables(report: Report) -> list[str]:
-    """Those that have rows, each under its title."""
+    """Return the tables that have rows, each under its title."""
     tables = {
         "Scores (temperature 1)": score_table(report.scores, report.no_verdict),
         "Scores (greedy)": score_table(report.greedy),

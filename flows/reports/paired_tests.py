@@ -177,7 +177,7 @@ def problem_samples(
 
 
 def problem_outcomes(scores: Mapping[str, Any]) -> ProblemOutcomes:
-    """Of what was sampled at temperature 1."""
+    """Return the outcomes of what was sampled at temperature 1."""
     return {cell: problem_means(rows) for cell, rows in problem_samples(scores).items()}
 
 
@@ -235,7 +235,7 @@ class ScoredRun:
 
 
 def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
-    """Of every model and domain that both scored on the same problems, sampled alike."""
+    """Compare every model and domain that both scored on the same problems, sampled alike."""
     if first.digest == second.digest:
         why = "both have one and the same evaluation"
         return PairOfRuns(first=first.run, second=second.run, scores=[], why_not=why)

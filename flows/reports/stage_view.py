@@ -65,7 +65,7 @@ class StageView:
 
     @property
     def curve_so_far(self) -> Curve | None:
-        """Of a stage that runs, as far as its log shows it."""
+        """Return the curve of a stage that runs, as far as its log shows it."""
         training = dict(self.series.get("outcome_mean", ()))
         held_out = {
             name.removeprefix(_HELD_OUT): self._scored(name.removeprefix(_HELD_OUT))
@@ -159,7 +159,7 @@ class Counted:
 
 
 def counted(views: Sequence[StageView]) -> list[Counted]:
-    """Of all stages that have counts, in the plan's order; no table is empty."""
+    """Return the tables of all stages that have counts, in the plan's order; no table is empty."""
     return [table for view in views for table in _tables(view) if table.counts]
 
 
@@ -212,7 +212,7 @@ def _shares(counts: Mapping[str, int], of: str) -> list[Count]:
 
 
 def _tried(counts: Mapping[str, int]) -> list[Count]:
-    """Those that are refused by the first reason."""
+    """Count the problems that were tried, and those that are refused by the first reason."""
     tried, admitted, refused = counts["tried"], counts["admitted"], dict[str, int](counts)
     del refused["tried"], refused["admitted"]
     why = [Count(f"refused: {CAUSES[cause]}", n, tried) for cause, n in _by_size(refused)]
@@ -335,7 +335,7 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of one stage. For a cached one, those of the attempt that made it."""
+    """The seconds of one stage; for a cached one, those of the attempt that made it."""
 
     total: float
     parts: dict[str, float]

@@ -43,7 +43,7 @@ _BUSY = ("train", "publish")
 
 @dataclass(frozen=True, slots=True)
 class IdleShares:
-    """Of the time between a part's first and last event, summed over parts; 0 to 1."""
+    """Shares of the time between a part's first and last event, summed over parts; 0 to 1."""
 
     trainer: float
     """neither training nor publishing"""
@@ -52,7 +52,7 @@ class IdleShares:
 
 
 def idle_shares(trace: Trace) -> IdleShares:
-    """Of all that the trace has kept."""
+    """Return the idle shares of all that the trace has kept."""
     total = trained = served = 0.0
     for begin, end, events in _parts(trace):
         total += end - begin

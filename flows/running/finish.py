@@ -84,7 +84,7 @@ def message_of(report: Report) -> str:
 
 
 def _last(scored: Mapping[str, object], report: Report) -> list[str]:
-    """Of the models that have scores: the unified one, else the last versions, else all."""
+    """Choose of the models that have scores: the unified one, else the last versions, else all."""
     last = {names[-1] for names in report.versions.values() if names}
     wanted = [UNIFIED] if UNIFIED in scored else [name for name in scored if name in last]
     return wanted or list(scored)

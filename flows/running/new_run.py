@@ -51,7 +51,7 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
 
 
 def pinned_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for models that a flow compares."""
+    """Pin the models that a flow compares."""
     models = arguments.get(_MODELS)
     if not isinstance(models, Mapping):
         return dict(arguments)
@@ -70,7 +70,7 @@ def recipe_as_on_record(recipe: Recipe, recorded: Recipe) -> Recipe:
 def arguments_as_on_record(
     arguments: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same for models that a flow compares."""
+    """Put back the models that a flow compares."""
     now, then = arguments.get(_MODELS), recorded.get(_MODELS)
     if not (isinstance(now, Mapping) and isinstance(then, Mapping)):
         return dict(arguments)
@@ -231,7 +231,7 @@ class Due:
 
 
 def next_rounds(recipe: Recipe, arguments: Mapping[str, Any]) -> Due:
-    """Those after the newest.
+    """Return the rounds after the newest.
 
     Raises NotDue while an earlier trigger still works on this expert's rounds, and once the series
     is at its end.

@@ -352,8 +352,8 @@ class _Recorded:
         self._put(state=state, message=message[:2000], seconds=seconds, **made)
 
     def _show(self, **changes: object) -> None:
-        """Of a stage whose job goes on: a store that is away for a moment is no reason to leave it.
-        The next record says what this one would have."""
+        """Show a stage whose job goes on. A store that is away for a moment is no reason to leave
+        it. The next record says what this one would have."""
         try:
             self._put(**changes)
         except StorageError as error:

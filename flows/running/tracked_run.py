@@ -245,7 +245,8 @@ class TrackedRun:
         return row[own] if own in row else mean(row)
 
     def task_scores(self, plan: Sequence[PlannedStage], tasks: Scores) -> None:
-        """Those of lm-eval, as metrics of the parent run and of the stage that made each model."""
+        """Log the scores of lm-eval, as metrics of the parent run and of the stage that made each
+        model."""
         if self.tracker is None:
             return
         stages = {p.scored_as: p.name for p in plan if p.scored_as}

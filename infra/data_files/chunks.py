@@ -269,7 +269,8 @@ class LocalFiles:
 
 
 def _known_chunks(number: int, source: DataFile, read: Iterator[Chunk]) -> Sequence[Chunk]:
-    """Those that were found when this file was read last; else those that `read` finds."""
+    """Return the chunks that were found when this file was read last; else those that `read`
+    finds."""
     import numpy as np
 
     what = f"chunks {CHUNK_BYTES} {_code_of(source.kind)}"

@@ -172,7 +172,7 @@ class _Thrift:
         self.at = 0
 
     def struct(self) -> dict[int, Any]:
-        """Its fields by their numbers."""
+        """Read a structure's fields by their numbers."""
         fields: dict[int, Any] = {}
         number = 0
         while head := self._byte():

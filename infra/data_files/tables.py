@@ -77,7 +77,8 @@ def _most_repeated(column: ColumnChunk) -> int:
 
 
 def _bytes_by_batch(source: Any, metadata: Any, group: int, column: ColumnChunk) -> int:
-    """Of a column outside of lists, read a few rows at a time up to `MOST_DECODED`."""
+    """Count the bytes of a column outside of lists, read a few rows at a time up to
+    `MOST_DECODED`."""
     import pyarrow.parquet as pq
 
     file, total = pq.ParquetFile(source, metadata=metadata), 0
@@ -90,8 +91,8 @@ def _bytes_by_batch(source: Any, metadata: Any, group: int, column: ColumnChunk)
 
 
 def _counted_bytes(source: Any, metadata: Any, group: int, texts: list[str]) -> int:
-    """Of all columns, of `texts` from the lengths of their dictionaries' values: none of these is
-    repeated in memory."""
+    """Count the bytes of all columns, of `texts` from the lengths of their dictionaries' values:
+    none of these is repeated in memory."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(
@@ -127,9 +128,9 @@ def require_bounded_batch(message: Any, name: str) -> None:
 
 
 def _message_bytes(message: Any) -> int:
-    """Of all its buffers, unpacked: each one that is packed begins with its size. The message's
-    head is a FlatBuffer: Message{2: RecordBatch, or DictionaryBatch{1: RecordBatch}}, RecordBatch
-    {2: [(offset, length)], 3: compression}."""
+    """Count the bytes of all its buffers, unpacked: each one that is packed begins with its size.
+    The message's head is a FlatBuffer: Message{2: RecordBatch, or DictionaryBatch{1: RecordBatch}},
+    RecordBatch {2: [(offset, length)], 3: compression}."""
     head, body = message.metadata.to_pybytes(), memoryview(message.body)
     batch = _field(head, struct.unpack_from("<I", head)[0], 2)
     batch += struct.unpack_from("<I", head, batch)[0]

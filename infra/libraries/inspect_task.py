@@ -52,7 +52,7 @@ class InspectTask:
         self._running: asyncio.Task[None] | None = None
 
     def rows(self) -> Sequence[Row]:
-        """Its samples, all held out: what a task evaluates is not trained on."""
+        """Return the task's samples, all held out: what a task evaluates is not trained on."""
         return [
             Row(_messages(sample.input), True, sample.model_dump(mode="json", exclude_none=True))
             for sample in self._task.dataset

@@ -39,7 +39,8 @@ class VerifiersEnvironment:
             )
 
     def rows(self) -> Sequence[Row]:
-        """Those of `eval_dataset` are held out; where there is none, nobody says."""
+        """Return the rows. Those of `eval_dataset` are held out; where there is none, nobody
+        says."""
         environment = self._environment
         training, held_out = _built(environment, ""), _built(environment, "eval_")
         said = None if held_out is None else False
@@ -47,7 +48,8 @@ class VerifiersEnvironment:
         return rows + [_row(each, True) for each in held_out or ()]
 
     async def rollout(self, content: dict[str, Any], url: str, key: str, seconds: float) -> Outcome:
-        """Its own rollout and score; an exception of a reward counts as 0, as verifiers has it."""
+        """Run the environment's own rollout and score; an exception of a reward counts as 0, as
+        verifiers has it."""
         client = self._openai.with_options(base_url=f"{url}/v1", api_key=key, timeout=seconds)
         asking = imported("verifiers", "verifiers.clients").OpenAIChatCompletionsClient(client)
         try:
@@ -62,7 +64,7 @@ class VerifiersEnvironment:
 
     @cached_property
     def _openai(self) -> Any:
-        """Its connections are shared by all rollouts."""
+        """Return the client. Its connections are shared by all rollouts."""
         made: Any = imported("openai", "openai")
         return made.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="none", max_retries=0)
 

@@ -81,7 +81,7 @@ def bypass_env(*hosts: str) -> dict[str, str]:
 
 
 def bypass(*hosts: str) -> None:
-    """The same for this process and what it starts."""
+    """Bypass proxies for this process and what it starts."""
     os.environ.update(bypass_env(*hosts))
 
 

@@ -51,7 +51,7 @@ def take_over(job: str) -> None:
 
 
 def not_secrets(names: Iterable[str]) -> Iterator[str]:
-    """Those that may not be set from a secret, as they decide what runs."""
+    """Yield the names that may not be set from a secret, as they decide what runs."""
     return (name for name in names if not _NAME.fullmatch(name) or name.startswith(_STEERING))
 
 

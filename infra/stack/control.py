@@ -207,7 +207,8 @@ def _ports_of_the_dead(stack: Stack, living: set[str]) -> list[int]:
 
 
 def _make_folders(*, anew: bool) -> None:
-    """Those outside of the home; what a stack of which nothing lives left is removed before.
+    """Make the folders outside of the home; what a stack of which nothing lives left is removed
+    before.
 
     Raises InputError where another user made them.
     """

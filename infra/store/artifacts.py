@@ -183,7 +183,7 @@ class ArtifactStore:
         return [(k, short) for k in among for short in self.store.listdir(f"artifacts/{k}")]
 
     def manifests(self, named: Sequence[tuple[str, str]]) -> Iterator[Manifest]:
-        """Those of finished artifacts, one read each; damaged ones are left out with a warning."""
+        """Yield manifests of finished artifacts, each read once; of damaged ones it only warns."""
         with ThreadPoolExecutor(_READERS) as pool:
             yield from (each for each in pool.map(self._listed, named) if each is not None)
 
@@ -329,7 +329,7 @@ class StageCheckpoints:
             return list(readers.map(self._store.read, [f"{f}/{n}" for n, f in places]))
 
     def _place_of(self, step: int) -> str:
-        """Of this attempt's checkpoint."""
+        """Return the place of this attempt's checkpoint."""
         return f"{self._place}/step-{step:08d}-a{self._attempt}"
 
     def _names(self) -> list[str]:

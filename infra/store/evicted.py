@@ -80,7 +80,8 @@ def evict(cache: Path, limit: int) -> int:
 
 
 def _copies(cache: Path) -> Iterator[Path]:
-    """Of artifacts, but for those that are just fetched, and of models of other places."""
+    """Yield the copies of artifacts, but for those that are just fetched, and of models of other
+    places."""
     yield from (path for path in cache.glob("artifacts/*/*/a*") if path.name[1:].isdigit())
     yield from (path for path in cache.glob("models/*") if path.is_dir())
 

@@ -43,7 +43,7 @@ class FolderCopy:
     host: str = socket.gethostname()
 
     def here(self) -> Path:
-        """The same files on the host that calls this, fetched from the store if need be.
+        """Return the same files on the host that calls this, fetched from the store if need be.
 
         Raises InputError if they cannot be had here, CorruptArtifact, StorageError.
         """

@@ -36,8 +36,8 @@ class OldCurves:
 
 
 def thin_curves(place: Path | Database, before_ms: int, *, dry: bool) -> OldCurves:
-    """Of runs that ended before that time (Unix milliseconds), a transaction each; unless `dry`
-    their points go."""
+    """Thin the curves of runs that ended before that time (Unix milliseconds), a transaction each;
+    unless `dry` their points go."""
     if isinstance(place, Path) and not place.is_file():
         return OldCurves()
     with _connected(place) as database:

@@ -26,7 +26,7 @@ _ENTRIES = "entries.jsonl"
 
 
 class Refusals:
-    """Of one process; for any thread."""
+    """The refusals of one process; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -236,7 +236,7 @@ class MlflowRest:
         self._call("POST", "/registered-models/alias", body)
 
     def model_tags(self, name: str) -> dict[str, str]:
-        """Of a registered model; empty while there is none."""
+        """Return the tags of a registered model; empty while there is none."""
         found = self._call("GET", "/registered-models/get", {"name": name}, (404,))
         return _by_name(found.get("registered_model", {}).get("tags", []))
 

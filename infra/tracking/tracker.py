@@ -158,7 +158,8 @@ class Tracker:
         tags: Mapping[str, str],
         params: Mapping[str, str] | None = None,
     ) -> DeferredRun:
-        """The same run while the server is down: it is found or made with its first metrics."""
+        """Return the same run while the server is down: it is found or made with its first
+        metrics."""
         identity = _stage_identity(parent, stage, digest)
         return DeferredRun(self.experiment, stage, identity, tags, params or {})
 
@@ -203,7 +204,7 @@ class Tracker:
         self._sender.put(Entry(run, status=status))
 
     def model_tags(self, name: str) -> dict[str, str]:
-        """Of a registered model; empty while there is none."""
+        """Return the tags of a registered model; empty while there is none."""
         return self._rest.model_tags(name)
 
     def register_model(

@@ -30,7 +30,7 @@ _SAID, _TAIL = 200, 4096
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of all tests of a problem, e.g. Outcome(2, 3, "wrong_answer", "f(2) == 4")."""
+    """The outcome of all tests of a problem, e.g. Outcome(2, 3, "wrong_answer", "f(2) == 4")."""
 
     passed: int
     of: int

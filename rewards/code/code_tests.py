@@ -112,8 +112,8 @@ class Code:
 
 @functools.cache
 def pool(owner: int, demand: Demand) -> Pool:
-    """Of sandboxes whose commands have limits of their own. `owner`: threads and sockets do not
-    outlive a fork."""
+    """Return the pool of sandboxes whose commands have limits of their own. `owner`: threads and
+    sockets do not outlive a fork."""
     return Pool(lambda: process.start(_MOST, demand=demand), warm=_WARM, most=_AT_ONCE)
 
 
@@ -169,7 +169,7 @@ def difference(printed: str, wanted: str) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Those that are not empty."""
+    """Yield the lines that are not empty."""
     return (line for found in _LINE.finditer(text) if not (line := found[0]).isspace())
 
 

@@ -253,7 +253,7 @@ def _with_text(pattern: re.Pattern[str], reply: str) -> int:
 
 
 def _cells(line: str) -> list[str]:
-    """Of a line of a Markdown table; of other lines none."""
+    """Return the cells of a line of a Markdown table; other lines have none."""
     return line.strip().strip("|").split("|") if "|" in line else []
 
 

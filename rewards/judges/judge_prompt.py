@@ -277,7 +277,7 @@ def on_scale(settings: JudgeQuestion, number: float) -> float | None:
 
 
 def seed_of(transcript: Transcript, vote: int) -> int:
-    """The same for the same vote on the same rollout, whenever it is judged."""
+    """Return the same seed for the same vote on the same rollout, whenever it is judged."""
     about = f"{transcript.problem.id}\n{transcript.raw}".encode()
     return (zlib.crc32(about) + vote) & 0x7FFF_FFFF
 

@@ -45,13 +45,14 @@ class AsksModel(Protocol):
     async def choice_logprobs(
         self, problem: Problem, choices: Sequence[str], *, timeout_s: float
     ) -> list[float]:
-        """Of each choice as the beginning of its answer."""
+        """Return the logprob of each choice as the beginning of its answer."""
         ...
 
     async def outputs(
         self, problem: Problem, turns: Sequence[Message], *, timeout_s: float
     ) -> list[float]:
-        """Of a reward model's head, for a conversation that ends with the assistant's turn."""
+        """Return the outputs of a reward model's head, for a conversation that ends with the
+        assistant's turn."""
         ...
 
 

@@ -139,7 +139,7 @@ def _relation_name(text: str) -> str:
 
 
 def _interval(text: str, *, is_open: bool) -> Interval | None:
-    """Of an interval or an inequality. `(1, 2)` may as well be a point: `is_open` says that it is
+    """Read an interval or an inequality. `(1, 2)` may as well be a point: `is_open` says that it is
     none."""
     if _RELATION.search(text):
         return _of_relation(text)
@@ -228,7 +228,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _members(items: Sequence[str]) -> list[str]:
-    """Of a set, each once."""
+    """Return the members of a set, each once."""
     return list(dict.fromkeys(sign for item in items for sign in _both_signs(item)))
 
 

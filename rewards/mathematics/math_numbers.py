@@ -112,7 +112,7 @@ class Number:
 
 @functools.lru_cache(256)
 def read_number(text: str) -> Number | None:
-    """Of a text in the one way of `math_writing.plain`; None if it is no number."""
+    """Read the number of a text in the one way of `math_writing.plain`; None if it is no number."""
     text = _unwrapped(text)
     if based := _in_base(text):
         return based

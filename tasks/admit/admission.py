@@ -265,7 +265,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class FindingJournal:
-    """Of one stage."""
+    """The findings of one stage."""
 
     _writer: NoteWriter[dict[str, Any]]
     _known: dict[Key, dict[str, list[Refusal]]] = field(

@@ -73,7 +73,8 @@ class JobReporter:
         print(f"step {step}: {shown}", flush=True)
 
     def numbers(self, values: Mapping[str, object]) -> dict[str, float]:
-        """Those of any library as Python's; what is none is left out, with a warning a name."""
+        """Return numbers of any library as Python's; what is none is left out, with a warning a
+        name."""
         numbers, others = numbers_of(values)
         for name, kind in others.items():
             if name not in self.others:

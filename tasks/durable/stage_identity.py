@@ -138,8 +138,8 @@ def _settings(value: Any) -> Iterator[str]:
 
 
 def _family_modules(url: str) -> set[str]:
-    """Of the model in the folder; none where the folder holds no model that we know, which is for
-    the stage itself to refuse."""
+    """Name the family's modules of the model in the folder; none where the folder holds no model
+    that we know, which is for the stage itself to refuse."""
     try:
         fs, root = fsspec.core.url_to_fs(expanded(url))
         return {family_module(parse_config(fs.cat_file(f"{root.rstrip('/')}/config.json")))}

@@ -226,7 +226,7 @@ async def _roll(roller: RollsGroups, cell: Cell, kept: KeptRollouts) -> list[lis
 
 
 def _shown(groups: Sequence[Sequence[Rollout]]) -> list[Sample]:
-    """Of a cell's rollouts by problem, those to browse."""
+    """Choose those of a cell's rollouts that are browsed, by problem."""
     failed = [r for group in groups[_SHOWN:] for r in group[:1] if r.status is Status.FAILED]
     chosen = [*(group[0] for group in groups[:_SHOWN]), *failed[:_SHOWN_FAILED]]
     shown: list[Sample] = []

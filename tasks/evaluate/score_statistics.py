@@ -21,7 +21,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def verdicts(outcomes: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Of each problem's samples, the outcomes of those that were judged."""
+    """Return the outcomes of each problem's samples that were judged."""
     return [[value for value in samples if value is not None] for samples in outcomes]
 
 
@@ -43,7 +43,7 @@ def judged_in_both(
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent values; 0 for fewer than two."""
+    """Return the standard error of the mean of independent values; 0 for fewer than two."""
     if len(values) < 2:
         return 0.0
     centre = mean(values)
@@ -151,7 +151,7 @@ class Scaling(Found):
 
 
 class SettingScores(Found):
-    """Of one more way to sample: as the tables of temperature 1, by model and domain."""
+    """The scores of one more way to sample: as the tables of temperature 1, by model and domain."""
 
     scores: dict[str, dict[str, float]]
     no_verdict: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
@@ -160,7 +160,7 @@ class SettingScores(Found):
 
 
 def by_samples(outcomes: Sequence[Sequence[float | None]]) -> list[ScalingPoint]:
-    """Of each problem's sample outcomes; empty for one sample each.
+    """Return the curve of each problem's sample outcomes; empty for one sample each.
 
     Example: [[1, 0, 0, 0]] -> 0.25 of 1 sample, 0.5 of 2, 1 of 4
     """
@@ -178,8 +178,8 @@ def by_samples(outcomes: Sequence[Sequence[float | None]]) -> list[ScalingPoint]
 def by_turns(
     outcomes: Sequence[Sequence[float | None]], turns: Sequence[Sequence[int]], limit: int
 ) -> list[ScalingPoint]:
-    """Of each problem's sample outcomes and the turns that these took, under `limit`; empty for a
-    limit of 1.
+    """Return the curve of each problem's sample outcomes and the turns that these took, under
+    `limit`; empty for a limit of 1.
 
     Example: [[1, 1]], [[1, 3]], 4 -> 0.5 of 1 turn, 0.5 of 2, 1 of 4
     """

@@ -66,7 +66,7 @@ def settings_of(results: Sequence[CellResult]) -> list[str]:
 
 
 def _tables(sampled: Sequence[CellResult]) -> dict[str, Any]:
-    """Of results that were sampled alike."""
+    """Make the tables of results that were sampled alike."""
     judged = {(r.model, r.domain): r for r in sampled if r.has_verdict}
     best = {
         str(k): {(r.model, r.domain): r.best_of(k) for r in sampled if r.most_samples >= k}
@@ -85,7 +85,7 @@ def _tables(sampled: Sequence[CellResult]) -> dict[str, Any]:
 
 
 def scaling_of(results: Sequence[CellResult], kind: str = "score") -> Scaling:
-    """Of the cells that were sampled so; `score` is at temperature 1."""
+    """Return the scaling of the cells that were sampled so; `score` is at temperature 1."""
     sampled = [r for r in results if r.kind == kind]
     samples = {(r.model, r.domain): by_samples(r.outcomes) for r in sampled}
     turns = {(r.model, r.domain): by_turns(r.outcomes, r.turns, r.most_turns) for r in sampled}
@@ -124,7 +124,7 @@ def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ModelResults:
-    """Of one model, under the name that it has here."""
+    """The results of one model, under the name that it has here."""
 
     cells: Sequence[CellResult]
     rows: bytes
@@ -149,7 +149,7 @@ class ModelResults:
 async def earlier_results(
     spec: EvaluateSpec, context: StageContext, names: Sequence[str]
 ) -> dict[str, ModelResults]:
-    """Of those models that were evaluated before, by name."""
+    """Return the results of those models that were evaluated before, by name."""
     results = context.results
     if results is None:
         return {}

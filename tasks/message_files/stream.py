@@ -206,7 +206,7 @@ class MessageStream:
         return f"{name}:{window.rows[place.rows].line(place.row)}"
 
     def _is_repeated(self, line: str) -> bool:
-        """The same in every epoch."""
+        """Tell whether a row is repeated: the same in every epoch."""
         return random.Random(f"{self._seed}/nothink/{line}").random() < self._nothink_share
 
     def _next_window(self) -> None:

@@ -217,7 +217,8 @@ class TextRenderer(Renderer):
 
 
 def _marked(message: Message) -> Message:
-    """Its text between marks; white space around it stays outside, as templates may drop it."""
+    """Return the message with its text between marks; white space around it stays outside, as
+    templates may drop it."""
     said = message.content.strip()
     before, _, after = message.content.partition(said)
     return replace(message, content=f"{before}{_MARK}{said}{_MARK}{after}")

@@ -137,8 +137,8 @@ class MidTrainingSettings(Config):
         )
 
     def packed(self, renderer: Renderer, seed: int, scratch: Path) -> PackedStream:
-        """Its files as sequences. Raises InputError for files without a row, and what opening them
-        raises."""
+        """Return the files as sequences. Raises InputError for files without a row, and what
+        opening them raises."""
         from tasks.mid_training.packed_stream import PackedStream
 
         return PackedStream(self.data, renderer, seed, scratch, self.sequence_length)

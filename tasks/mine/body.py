@@ -137,7 +137,7 @@ def _turn(chat: ChatFormat, problem: Problem, ids: TokenIds, status: Status) -> 
 
 
 def worst(tallies: Iterable[Tally], most: int) -> list[Tally]:
-    """Of the problems that trigger a pathology, those that do most often, the first of equals."""
+    """Return those of the problems that trigger a pathology most often, the first of equals."""
     return sorted((t for t in tallies if t.broken), key=lambda t: -t.share)[:most]
 
 

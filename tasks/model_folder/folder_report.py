@@ -50,7 +50,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def template_text(name: str | None) -> str:
-    """Of a template that ships, or of a file; empty for None. Raises InputError."""
+    """Return the text of a template that ships, or of a file; empty for None. Raises InputError."""
     if name is None:
         return ""
     shipped = {file.stem: file for file in sorted(TEMPLATES.glob("*.jinja"))}
@@ -171,7 +171,7 @@ def report_model(url: str, template: str | None = None) -> ModelReport:
 
 
 def _parameters(shape: ModelShape | None) -> int:
-    """Of a dist_checkpointing folder, whose weights only its import reads."""
+    """Count the parameters of a dist_checkpointing folder, whose weights only its import reads."""
     if shape is None:
         return 0
     return sum(prod(tensor.size(shape.axes)) for tensor in shape.expected_tensors())

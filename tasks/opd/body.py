@@ -44,7 +44,8 @@ async def run(spec: OpdSpec, context: StageContext) -> dict[str, float]:
 
 
 def _check_vocabularies(context: StageContext, served: Mapping[str, ServedTeacher]) -> None:
-    """Of served teachers, which may have another template. Raises InputError."""
+    """Check the vocabularies of served teachers, which may have another template. Raises
+    InputError."""
     student = Chat.load(context.inputs[STUDENT])
     for domain, teacher in served.items():
         role = teacher.served_role(domain)

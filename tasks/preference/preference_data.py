@@ -105,7 +105,8 @@ class Preferences:
 
 
 def _alone(row: Judged) -> list[bool]:
-    """Of a pair's answers, or of a list's: good are those that more are worse than better."""
+    """Tell which of a pair's answers, or of a list's, are good: those that more are worse than
+    better."""
     won = Counter(better for better, _, _ in row.pairs)
     lost = Counter(worse for _, worse, _ in row.pairs)
     return [won[at] > lost[at] for at in range(len(row.worth))]
@@ -232,7 +233,7 @@ def take_answers(
 
 
 class Batches(Protocol):
-    """Of a stage's settings."""
+    """The batches of a stage's settings."""
 
     @property
     def steps(self) -> int: ...

@@ -66,8 +66,8 @@ class HeldOutReport:
 def report_of(
     compares: Compares, asked: Sequence[Comparison], rewards: Sequence[float]
 ) -> HeldOutReport:
-    """Of comparisons, whose answers have these rewards in turn: each pair of a list counts, and
-    an answer that is good or bad counts as one that is compared with a reward of 0."""
+    """Report on comparisons, whose answers have these rewards in turn: each pair of a list counts,
+    and an answer that is good or bad counts as one that is compared with a reward of 0."""
     gaps, margins, longer = list[float](), list[float](), list[int]()
     said = iter(rewards)
     # Where the data say margins, one of 0 is the least of them.
@@ -105,8 +105,8 @@ def _of_scores(errors: Sequence[float], scores: Sequence[float]) -> HeldOutRepor
 def held_out_report(
     gaps: Sequence[float], margins: Sequence[float], longer: Sequence[int]
 ) -> HeldOutReport:
-    """Of each pair: by how much the better answer's reward is the larger one, by how much the data
-    say that it is better, and how many tokens more it has."""
+    """Report on each pair: by how much the better answer's reward is the larger one, by how much
+    the data say that it is better, and how many tokens more it has."""
     count = len(gaps)
     if not count:
         return HeldOutReport(0, {})

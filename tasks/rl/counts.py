@@ -172,7 +172,7 @@ def _collapsed(series: Series) -> Iterator[StageWarning]:
 
 
 def _agreed(series: Series) -> Iterator[StageWarning]:
-    """Of teachers: a student that says the same from the beginning learns nothing."""
+    """Warn of teachers: a student that says the same from the beginning learns nothing."""
     distances = series.last("teacher_kl", 2 * FEWEST_POINTS)
     if distances and max(map(abs, distances)) < _ALIKE:
         yield StageWarning(

@@ -76,14 +76,15 @@ class Curve(Config):
     where the loss has no KL term"""
 
     def kl_after(self, step: int) -> float | None:
-        """Of the policy after a step; of the last one that the next step sampled from it."""
+        """Return the KL of the policy after a step; of the last one that the next step sampled from
+        it."""
         if not self.kl_from_start or step == 0:
             return 0.0 if self.kl_from_start else None
         later = [at for at in self.kl_from_start if at > step]
         return self.kl_from_start[min(later, default=max(self.kl_from_start))]
 
     def outcomes(self, domain: str) -> dict[int, float]:
-        """Of held-out problems, by step."""
+        """Return the outcomes of held-out problems, by step."""
         points = self.held_out.get(domain, [])
         return {p.step: p.outcome for p in points if p.outcome is not None}
 
@@ -122,9 +123,9 @@ def score_points(evaluated: Evaluated) -> dict[str, ScorePoint]:
 
 
 def _compared(groups: Sequence[Sequence[Sample]]) -> list[tuple[list[float], list[float]]]:
-    """Of each problem's answers with a verdict, what reward models give and the outcomes; nothing
-    where none is asked. An answer that they were not shown, as it broke the format, counts as the
-    worst of all."""
+    """Return, for each problem's answers with a verdict, what reward models give and the outcomes;
+    nothing where none is asked. An answer that they were not shown, as it broke the format, counts
+    as the worst of all."""
     judged = [[(_proxy(s), v) for s in group if (v := verdict(s)) is not None] for group in groups]
     known = [proxy for pairs in judged for proxy, _ in pairs if proxy is not None]
     return [

@@ -37,7 +37,7 @@ def evaluator_of(
 
 
 class EvaluationSchedule:
-    """Of one stage. Without an evaluator it does nothing."""
+    """The evaluations of one stage. Without an evaluator it does nothing."""
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ def _of_phase(domain: LiveDomain, folder: Path, phase: Phase) -> Curriculum:
 
 
 def longest(problems: Sequence[Problem], share: float) -> list[Problem]:
-    """Those with the longest prompts, in their order; of two as long the earlier one.
+    """Return the problems with the longest prompts, in their order; of two as long the earlier one.
 
     Example: of 5 problems, a share of 0.5 keeps 3
     """

@@ -155,7 +155,8 @@ class RlSettings(PolicySettings):
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
-        """Of each model that has one of its own: field, settings, optimizer steps."""
+        """Yield the optimizer of each model that has one of its own: field, settings, optimizer
+        steps."""
         yield "optimizer", self.optimizer, self.updates
         critic = self.critic_role
         if critic is not None and critic.optimizer is not None:

@@ -202,7 +202,7 @@ class RlRecord:
 
     @property
     def curve(self) -> Curve:
-        """Of the steps so far; in a long stage of some of them."""
+        """Return the curve of the steps so far; in a long stage of some of them."""
         points = self.series.points
         return Curve(
             training=dict(points("outcome_mean")), held_out=self._held_out,
@@ -260,7 +260,7 @@ class RlRecord:
         return {name: value for each in ends for name, value in each.items()}
 
     def _stated(self) -> dict[str, float]:
-        """Of the data sheet's peak, where the device has one."""
+        """Return the share of the data sheet's peak, where the device has one."""
         stated = self._sums["mfu_stated"]
         return {"mfu_stated": stated.mean} if stated.count else {}
 

@@ -136,7 +136,7 @@ def _loss(best: Outcomes, other: Outcomes, domains: Sequence[str]) -> tuple[floa
 
 
 class TemperatureControl:
-    """Of one stage; part of its checkpoints."""
+    """The temperature of one stage; part of its checkpoints."""
 
     def __init__(self, start: float) -> None:
         self.temperature = start

@@ -44,7 +44,7 @@ class Roles:
 
     @property
     def devices(self) -> TrainerDevices:
-        """Of the ranks of all roles, each once."""
+        """Return the devices of the ranks of all roles, each once."""
         gpus = (number for group in self.groups.values() for number in group.gpus)
         return TrainerDevices(tuple(dict.fromkeys(gpus)))
 

@@ -47,7 +47,8 @@ class WorkerSetup:
 
 
 class RolloutWorkerActor:
-    """Its methods are called by `RayWorker`. It ends with the job of its stage."""
+    """A rollout worker. Its methods are called by `RayWorker`; it ends with the job of its
+    stage."""
 
     def __init__(self) -> None:
         self._open = AsyncExitStack()

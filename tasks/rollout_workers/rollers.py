@@ -156,7 +156,8 @@ def _is_of_this_host(url: str) -> bool:
 
 
 class Rollers:
-    """Of one stage, whose fleet serves one model after another. Workers end with the stack."""
+    """What rolls out for one stage, whose fleet serves one model after another. Workers end with
+    the stack."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ def served_folder_problems(url: str) -> list[str]:
 
 
 def config_of(files: ModelFiles) -> Mapping[str, Any]:
-    """Its config.json. Raises InputError."""
+    """Read the folder's config.json. Raises InputError."""
     if "config.json" not in files.sizes:
         raise InputError("config.json: is missing; give an HF model folder")
     try:

@@ -46,7 +46,7 @@ class ServedModel(Config):
         return {f"{role}-{number}": model for number, model in enumerate(self.model, 1)}
 
     def with_models(self, name: str, model_of: Callable[[str, str], str]) -> ServedModel:
-        """The same with those that `model_of(role, model)` gives."""
+        """Return the reward with those models that `model_of(role, model)` gives."""
         found = [model_of(role, model) for role, model in self.by_role(name).items()]
         model = found[0] if isinstance(self.model, str) else found
         return self.model_copy(update={"model": model})

@@ -53,7 +53,7 @@ class ServedRole:
 
     @property
     def input(self) -> str:
-        """Its name among a stage's inputs."""
+        """Return the role's name among a stage's inputs."""
         return f"{INPUT}{self.name}"
 
     @property
@@ -124,7 +124,7 @@ def is_stage(model: str) -> bool:
 
 
 class RoleClients:
-    """Of one process: the stage's, or a rollout worker's. Its clients close with the stack."""
+    """The clients of one process: the stage's, or a rollout worker's. They close with the stack."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class ServedTeacher(Config):
 
 
 def teacher_roles(teachers: Mapping[str, ServedTeacher]) -> list[ServedRole]:
-    """Of those that have servers of their own, by domain."""
+    """Return the roles of the teachers that have servers of their own, by domain."""
     found = (teacher.served_role(domain) for domain, teacher in teachers.items())
     return [role for role in found if role is not None]
 
@@ -209,7 +209,7 @@ def asked_roles(spec: StageSpec) -> dict[str, ServedRole]:
 
 
 class ServedTeachers:
-    """Of a stage: asked about each step's samples before the step."""
+    """The served teachers of a stage: they are asked about each step's samples before the step."""
 
     def __init__(self, teachers: Mapping[str, ServedTeacher]) -> None:
         self._teachers = dict(teachers)

@@ -158,6 +158,6 @@ def _turned(messages: Sequence[Message]) -> list[Message]:
 
 
 def _seed(problem: Problem) -> int:
-    """The same for the same conversation, whenever the user is asked."""
+    """Return the same seed for the same conversation, whenever the user is asked."""
     said = "\0".join(f"{m.role}\0{m.content}" for m in problem.messages)
     return zlib.crc32(f"{problem.id}\0{said}".encode()) & 0x7FFF_FFFF

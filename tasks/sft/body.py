@@ -174,7 +174,7 @@ class LearnsFromData(Protocol):
 
 
 class Schedule(Protocol):
-    """Of its settings."""
+    """A stage's schedule, as its settings say."""
 
     @property
     def steps(self) -> int: ...

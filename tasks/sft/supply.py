@@ -52,8 +52,8 @@ class Supply(Protocol[B]):
         ...
 
     def batches(self, start: int, stop: int) -> list[B]:
-        """Those of steps `start` to `stop` - 1; each call begins where the one before it ended, or
-        where `restore` stood."""
+        """Return the batches of steps `start` to `stop` - 1; each call begins where the one before
+        it ended, or where `restore` stood."""
         ...
 
     def warnings(self) -> Iterator[str]:
@@ -76,7 +76,7 @@ class Supply(Protocol[B]):
 
 
 def little_trained(trained: int, tokens: int) -> Iterator[StageWarning]:
-    """Of so many tokens, where the loss is taken on next to none."""
+    """Warn of so many tokens, where the loss is taken on next to none."""
     if trained < _LITTLE * tokens:
         yield StageWarning(
             what=f"the loss was taken on {trained} of {tokens} tokens",
@@ -236,7 +236,7 @@ class FileSupply:
         self._warned = [len(stream.counts.named) for stream in self._stream.streams]
 
     def summary(self) -> Mapping[str, float]:
-        """Of the first epoch of every source: each row counts once."""
+        """Sum up the first epoch of every source: each row counts once."""
         counts = [stream.counts for stream in self._stream.streams]
         bad = sum((each.bad for each in counts), start=Counter[str]())
         tokens, contaminated = sum(each.tokens for each in counts), bad.pop(Reason.CONTAMINATED, 0)

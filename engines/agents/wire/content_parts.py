@@ -148,7 +148,7 @@ def arguments_text(call: ToolCall) -> str:
 
 
 def asked_of(body: Body, names: Sequence[str]) -> dict[str, Json]:
-    """Those of the fields that a request sets."""
+    """Return the fields that a request sets."""
     found = {name: getattr(body, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 

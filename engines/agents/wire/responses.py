@@ -39,7 +39,7 @@ _REFUSED = {
 
 
 class Item(WireModel):
-    """Of the input: a message, a call, what a function answered, or a thought."""
+    """A part of the input: a message, a call, what a function answered, or a thought."""
 
     type: str = "message"
     role: str = ""

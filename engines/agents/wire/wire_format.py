@@ -101,5 +101,5 @@ class Answer:
     new_tokens: int
 
     def call_id(self, position: int) -> str:
-        """Of the call at this position."""
+        """Return the id of the call at this position."""
         return f"call_{self.number}_{position}"

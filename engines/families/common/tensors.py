@@ -117,7 +117,8 @@ class TensorTable:
 
 
 def matrix_weights(parameters: Parameters, axes: Axes) -> int:
-    """Of all matrices among them: each weight costs one multiplication a token."""
+    """Count the weights of all matrices among them: each weight costs one multiplication a
+    token."""
     tensors = [tensor for stored in parameters.values() for tensor in stored]
     return sum(prod(t.size(axes)) for t in tensors if t.columns is not None)
 

@@ -145,8 +145,8 @@ def write_adapters(folder: Path, tensors: Mapping[str, Tensor], lora: Lora) -> N
 
 
 def _beside_experts(modules: Iterable[str]) -> list[str]:
-    """Of a mixture, weights of the dense feed-forwards and the shared experts: `peft` takes their
-    modules' names for the routed experts' alone, and leaves them out without a word."""
+    """Name a mixture's weights of the dense feed-forwards and the shared experts: `peft` takes
+    their modules' names for the routed experts' alone, and leaves them out without a word."""
     in_layer = [module.partition(".layers.")[2].partition(".")[2] for module in modules]
     routed = [name for name in in_layer if name.startswith("mlp.experts.")]
     others = {name for name in in_layer if name.startswith("mlp.")}.difference(routed)

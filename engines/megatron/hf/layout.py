@@ -49,7 +49,7 @@ class MappedWeight:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its rows, by axis: one HF tensor may hold several parts."""
+        """Return what its rows are, by axis: one HF tensor may hold several parts."""
         return tuple(part for tensor in self.tensors for part in tensor.rows)
 
     @property
@@ -59,7 +59,7 @@ class MappedWeight:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeight:
-    """The same as `engines.weights` pushes it: whole tensors, put together from shards.
+    """A weight as `engines.weights` pushes it: whole tensors, put together from shards.
 
     Of a routed expert these are all experts of the same local number: its shards are those of every
     expert-parallel rank.
@@ -150,7 +150,7 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
 def _expert_weight(
     name: str, param: Tensor, first_layer: int, shape: ModelShape, layout: Layout
 ) -> MappedWeight:
-    """Of a routed expert: gate and up are split by rows, down by columns."""
+    """Map a weight of a routed expert: gate and up are split by rows, down by columns."""
     parallel, table = layout.parallel, shape.family.tensors
     own = (shape.mixture.num_experts if shape.mixture else 0) // parallel.ep
     of_ranks = tuple(
@@ -250,7 +250,7 @@ def _stage_tensors(
 
 
 def _own_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
-    """Of this stage, without the last stage's own copy of the embedding."""
+    """Yield the weights of this stage, without the last stage's own copy of the embedding."""
     for weight in mapped_weights(model, shape, layout):
         if weight.names != (EMBEDDING,) or layout.is_first_stage:
             yield weight

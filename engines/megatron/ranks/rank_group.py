@@ -79,7 +79,8 @@ class RankGroup:
         await self.saved(timeout_s=timeout_s)
 
     async def begin_save(self, folder: Path, *, timeout_s: float | None = None) -> None:
-        """The same until the ranks have a copy of it: they may train on while they write that."""
+        """Save a checkpoint, and return when the ranks have a copy of it: they may train on while
+        they write that."""
         timeout_s = timeout_s or self._state_s
         self._saving = folder
         sent = await self._folders.to_write(folder, timeout_s)
@@ -148,7 +149,7 @@ class RankGroup:
         return await self._work(method, tokens, replace(inputs, samples=()), samples=samples)
 
     async def _work(self, method: str, tokens: int, *arguments: Any, samples: Any = None) -> Any:
-        """The same for a call that goes over so many tokens, which is what bounds it."""
+        """Make a call that goes over so many tokens, which is what bounds it."""
         rate = self._rates.setdefault(
             method, WorkRate(floor_s=_STEP_S, assumed_per_s=_SLOWEST_TOKENS_PER_S)
         )

@@ -79,18 +79,19 @@ class TrainerGroup(RankGroup):
     async def preference_steps(
         self, loss: PreferenceLoss, batches: Sequence[Sequence[Comparison]]
     ) -> list[dict[str, float]]:
-        """The same with comparisons; a policy of the role `preference`."""
+        """Take optimizer steps on comparisons; for a policy of the role `preference`."""
         return await self._work("preference_steps", _tokens(batches), loss, batches)
 
     async def answer_logprobs(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        """Of each sequence, the sum over its trained tokens; a policy of the role `preference`."""
+        """Return for each sequence the sum over its trained tokens; a policy of the role
+        `preference`."""
         tokens = sum(len(sequence.tokens) for sequence in sequences)
         return await self._work("answer_logprobs", tokens, sequences)
 
     async def reward_steps(
         self, loss: RewardLoss, batches: Sequence[Sequence[Comparison]]
     ) -> list[dict[str, float]]:
-        """The same of a reward model, which is of the role `reward`."""
+        """Take optimizer steps of a reward model, which is of the role `reward`."""
         return await self._work("reward_steps", _tokens(batches), loss, batches)
 
     async def rewards(self, sequences: Sequence[TokenSequence]) -> list[float]:

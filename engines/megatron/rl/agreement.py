@@ -74,7 +74,7 @@ def shown_logprobs(
 
 
 def _versions(batch: RlBatch, n: int) -> NDArray[np.int64]:
-    """Of a sample's trained tokens."""
+    """Return the versions of a sample's trained tokens."""
     places = batch.trained_in(n) - batch.learned.starts[n]
     return np.asarray(batch.samples[n].weight_versions.of_each(), np.int64)[places]
 

@@ -383,7 +383,7 @@ class RlBatch:
         return np.concatenate([np.empty(0, np.int64), *places])
 
     def trained_in(self, n: int) -> NDArray[np.int64]:
-        """The same of one sample."""
+        """Return the trained places of one sample."""
         return self.learned.starts[n] + np.flatnonzero(self._of_sample(self.learned.trained, n))
 
     def _at(self, values: Floats) -> torch.Tensor:

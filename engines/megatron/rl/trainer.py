@@ -245,7 +245,7 @@ class RlTrainer(SftTrainer):
     def reference_score(
         self, flat: FlatSequences, temperature: float | NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """The same under the weights that this Trainer was made with."""
+        """Score under the weights that this Trainer was made with."""
         if self.spec.lora is not None:
             with adapters_off(self.policy):
                 return self.score(flat, temperature)

@@ -98,7 +98,7 @@ def training_step(objective: Objective) -> Any:
 
 
 def scoring_step(head: Mapping[str, Any]) -> Any:
-    """The same for what the model's head says of each token; nothing is learned."""
+    """Make a step that returns what the model's head says of each token; nothing is learned."""
     return partial(_forward, _scores_of, head)
 
 

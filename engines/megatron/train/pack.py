@@ -285,7 +285,7 @@ class Block:
 
     @property
     def num_keys(self) -> int:
-        """The same of the keys; only spans that are whole sequences have several lengths."""
+        """Return the number of keys; only spans that are whole sequences have several lengths."""
         return self.num_queries if self.is_square else self.count * self.keys
 
     @property
@@ -299,7 +299,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Of one rank, in the order in which it holds them."""
+    """The spans of one rank, in the order in which it holds them."""
 
     sequence: Ints
     """[P] index of the sequence"""
@@ -358,7 +358,8 @@ class Spans:
         return runs(np.arange(block.count) * block.queries, self.queries[: block.count])
 
     def key_rows(self, lengths: Ints, cp: int) -> Ints:
-        """Of each span its keys, as rows of all cp ranks' tokens one rank after the other."""
+        """Return the keys of each span, as rows of all cp ranks' tokens one rank after the
+        other."""
         first = np.cumsum(lengths) - lengths
         row_of = np.empty(int(lengths.sum()), np.int64)
         held = [Spans.of(lengths, cp, rank).tokens() for rank in range(cp)]

@@ -101,7 +101,7 @@ class PreferenceTrainer(SftTrainer):
     """This process's share of one policy: trained on comparisons, scored, exported."""
 
     def answer_logprobs(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        """Of each sequence, the sum over its trained tokens. No update."""
+        """Return for each sequence the sum over its trained tokens. No update."""
         return self._sums(_flat(sequences)).tolist()
 
     def preference_steps(
@@ -226,7 +226,7 @@ def _flat(
 
 
 def _reference(loss: PreferenceLoss, batch: Sequence[Comparison]) -> Doubles:
-    """Of each answer; 0 where the loss has none."""
+    """Return the reference's logprob of each answer; 0 where the loss has none."""
     if not has_reference(loss):
         return np.zeros(sum(len(each.answers) for each in batch))
     return np.array([of for each in batch for of in each.reference[: len(each.answers)]])

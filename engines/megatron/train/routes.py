@@ -90,8 +90,8 @@ class Routes:
     def of_pack(
         self, places: NDArray[np.int64], is_padding: NDArray[np.bool_], layout: Layout
     ) -> PackRoutes:
-        """Of a pack whose tokens have these places. With sequence parallelism the routers of a
-        tensor-parallel rank see its run of them."""
+        """Return the routes of a pack whose tokens have these places. With sequence parallelism the
+        routers of a tensor-parallel rank see its run of them."""
         ranks, rank = layout.parallel.tp, layout.tp_rank
         own, its_padding = np.split(places, ranks)[rank], np.split(is_padding, ranks)[rank]
         experts_LPK = np.ascontiguousarray(self.experts_TLK[own].transpose(1, 0, 2))

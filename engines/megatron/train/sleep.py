@@ -74,7 +74,7 @@ class SleepingMemory:
 
     @property
     def addresses(self) -> set[int]:
-        """Of storages that keep their addresses without their pages."""
+        """Return the addresses of storages that keep their addresses without their pages."""
         return {x.data_ptr() for x in (*self.in_file, *(storage for storage, _ in self.zeroed))}
 
     @property

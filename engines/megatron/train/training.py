@@ -206,7 +206,7 @@ class Training:
         return np.unique(np.array([number for part in parts for number in part], np.int64))
 
     def _flops(self, flat: FlatSequences) -> NDArray[np.float64]:
-        """Of each sequence, forward and backward."""
+        """Return the FLOPs of each sequence, forward and backward."""
         return self.shape.family.flops(self.shape, flat.lengths, flat.num_trained)
 
     def _schedule(

@@ -50,7 +50,7 @@ class RewardTrainer(Training):
         return ("output_layer.bias",)
 
     def rewards(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        """Of each sequence. No update."""
+        """Return the reward of each sequence. No update."""
         flat = _flat(sequences)
         return np.add.reduceat(self.read(flat, {}).astype(np.float64), flat.starts).tolist()
 

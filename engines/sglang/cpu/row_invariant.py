@@ -101,7 +101,7 @@ def _filled_routing(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fill_up_products_of(module: ModuleType) -> None:
-    """Those that it computes by itself, with what it calls `F`."""
+    """Fill up the products that it computes by itself, with what it calls `F`."""
 
     def filled_linear(input_RK: torch.Tensor, *rest: Any) -> torch.Tensor:
         return filled_up(lambda rows: functional.linear(rows, *rest), input_RK)

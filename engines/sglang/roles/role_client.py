@@ -26,7 +26,7 @@ MOST_ASKED = 64
 
 @dataclass(frozen=True, slots=True)
 class RoleAddress:
-    """Of one role's running servers."""
+    """Where one role's running servers."""
 
     router_url: str
     max_batch: int
@@ -97,7 +97,8 @@ class RoleClient:
     async def choice_logprobs(
         self, problem: Problem, choices: Sequence[str], *, timeout_s: float
     ) -> list[float]:
-        """Of each choice as the beginning of its answer. Raises InputError, EngineError."""
+        """Return the logprob of each choice as the beginning of its answer. Raises InputError,
+        EngineError."""
         chat, scorer = self._connected.chat, self._connected.scorer
         problem = chat.decided(problem)
         if problem.thinking:
@@ -116,7 +117,8 @@ class RoleClient:
     async def token_logprobs(
         self, ids: Sequence[int], last: int, *, timeout_s: float
     ) -> list[float]:
-        """Of each of the `last` tokens of a text. Raises InputError, EngineError."""
+        """Return the logprob of each of the `last` tokens of a text. Raises InputError,
+        EngineError."""
         self._check_length(len(ids) + 1)
         async with self._place(timeout_s):
             return await self._connected.scorer.token_logprobs(ids, last)
@@ -124,7 +126,7 @@ class RoleClient:
     async def outputs(
         self, problem: Problem, turns: Sequence[Message], *, timeout_s: float
     ) -> list[float]:
-        """Of a reward model's head. Raises InputError, EngineError."""
+        """Return the outputs of a reward model's head. Raises InputError, EngineError."""
         held = self._connected
         ids, _ = held.chat.training_ids(problem, turns)
         self._check_length(len(ids))

@@ -52,11 +52,13 @@ class Scorer:
         """why the newest try failed, for who gives up"""
 
     async def logprob(self, ids: Sequence[int], last: int) -> float:
-        """Of the `last` tokens of a prompt together; it is longer than that. Raises EngineError."""
+        """Return the logprob of the `last` tokens of a prompt together; it is longer than that.
+        Raises EngineError."""
         return float(sum(await self.token_logprobs(ids, last)))
 
     async def token_logprobs(self, ids: Sequence[int], last: int) -> list[float]:
-        """Of each of the `last` tokens of a prompt, at temperature 1. Raises EngineError."""
+        """Return the logprob of each of the `last` tokens of a prompt, at temperature 1. Raises
+        EngineError."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
@@ -70,7 +72,7 @@ class Scorer:
         return [float(entry[0]) for entry in entries]
 
     async def outputs(self, ids: Sequence[int]) -> list[float]:
-        """Of the model's head after the last token. Raises EngineError."""
+        """Return the outputs of the model's head after the last token. Raises EngineError."""
         # What SGLang calls an embedding is what the model has in the place of one.
         reply = await self._ask("/v1/embeddings", {"model": "model", "input": list(ids)})
         return [float(x) for x in reply["data"][0]["embedding"]]
@@ -135,7 +137,8 @@ class TokenScorer:
         self._url, self._timeout_s = router_url, timeout_s
 
     def scores(self, ids: Sequence[int], last: int) -> list[TokenScore]:
-        """Of the `last` tokens of a prompt, which is longer than that. Raises EngineError."""
+        """Return the scores of the `last` tokens of a prompt, which is longer than that. Raises
+        EngineError."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},

@@ -60,8 +60,8 @@ class ServerTerms:
     follow from the slots"""
 
     def place(self, index: int) -> Place:
-        """Of the lease's server with this number. Raises InputError if the trainer's devices have
-        no room for it."""
+        """Return the place of the lease's server with this number. Raises InputError if the
+        trainer's devices have no room for it."""
         if self.own_gpus:
             return Place(self.tp, own_gpu=self.own_gpus[index])
         if self.shares is None or not self.shares.gpus:
@@ -162,7 +162,7 @@ class ServerUnits:
         ]
 
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
-        """Those first whose server can take the model as it runs."""
+        """Choose those units first whose server can take the model as it runs."""
         wanted = _architecture(request.terms)
         fitting_first = sorted(free, key=lambda name: not self._slots[name].fits(wanted))
         return sorted(fitting_first[: request.count], key=free.index)

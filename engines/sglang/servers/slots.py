@@ -128,13 +128,13 @@ class Slot:
             self._wake(parts)
 
     def gpus(self, place: Place) -> frozenset[int]:
-        """Those that a server at this place uses; none on a CPU."""
+        """Return the GPUs that a server at this place uses; none on a CPU."""
         first = self._first_gpu(place)
         return frozenset(range(first, first + place.tp) if self._num_gpus else ())
 
     @property
     def held_gpus(self) -> frozenset[int]:
-        """Those of which the server here holds memory."""
+        """Return the GPUs of which the server here holds memory."""
         is_empty = self.server is None or self._asleep == SERVER_PARTS
         return frozenset() if is_empty else self.gpus(self._place)
 
@@ -147,7 +147,8 @@ class Slot:
         return used_bytes(min(gpus)) if gpus else tree_bytes(self.server.pid)
 
     def free_memory(self) -> None:
-        """Of a server that nobody uses: it sleeps if it can, and ends if not."""
+        """Give back the memory of a server that nobody uses: it sleeps if it can, and ends if
+        not."""
         try:
             self._sleep(SERVER_PARTS)
         except EngineError:
@@ -239,7 +240,7 @@ class ServerSlots:
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """Those that servers are given to."""
+        """Return the hosts that servers are given to."""
         return self._agent.hosts.known
 
     def _host(self, slot: Slot | RemoteSlot, place: Place) -> Host:

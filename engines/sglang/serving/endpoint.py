@@ -200,7 +200,7 @@ class Endpoint:
 
     @property
     def server_urls(self) -> list[str]:
-        """Of the SGLang servers of this host, in the models' order."""
+        """Return the addresses of the SGLang servers of this host, in the models' order."""
         return [part.url for part in self._parts if isinstance(part, Server)]
 
     def start_here(self, models: Sequence[ServedModel]) -> None:
@@ -283,7 +283,7 @@ class Endpoint:
         return router
 
     def _wait_for(self, url: str) -> None:
-        """Of a server that another host starts."""
+        """Wait for a server that another host starts."""
         deadline = time.monotonic() + _ELSEWHERE_S
         while True:
             try:

@@ -63,7 +63,7 @@ class BucketRecord(Config):
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole tensors."""
+        """Return the size of the whole tensors."""
         return self.width * sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
@@ -101,12 +101,12 @@ class Manifest(VersionName):
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """Return the size of the weights."""
         return sum(bucket.num_bytes for bucket in self.buckets)
 
     @property
     def written_bytes(self) -> int:
-        """Of the files."""
+        """Return the size of the files."""
         return sum(bucket.size for bucket in self.buckets)
 
     @property
@@ -116,7 +116,8 @@ class Manifest(VersionName):
 
 
 def checksum_of(data: Any) -> str:
-    """Of contiguous bytes. It finds damage, not forgery: who can write there can write anything."""
+    """Return the checksum of contiguous bytes. It finds damage, not forgery: who can write there
+    can write anything."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -127,7 +128,8 @@ def _checksums(buckets: Iterable[BucketRecord]) -> Iterator[tuple[str, str]]:
 
 
 def _checksum(buckets: Iterable[BucketRecord]) -> str:
-    """Of names, types, shapes and contents, however they are spread over buckets."""
+    """Return the checksum of names, types, shapes and contents, however they are spread over
+    buckets."""
     lines = [
         f"{tensor.name} {bucket.dtype} {list(tensor.shape)} {tensor.checksum}\n"
         for bucket in buckets

@@ -58,7 +58,7 @@ def apply(data: bytes, to: Bits) -> None:
 
 
 def bits_of(numbers: NDArray[Any]) -> Bits:
-    """The same memory as unsigned integers of the same width."""
+    """Return the same memory as unsigned integers of the same width."""
     return numbers.view(np.dtype(f"u{numbers.dtype.itemsize}"))
 
 

@@ -83,8 +83,8 @@ class Change:
 
 
 def trainer_change(size: ModelSize, needs: TrainerNeeds, room: Room) -> Change | None:
-    """Of as few settings as possible, then with as few devices as possible, then in the order of
-    `_steps`; None where nothing fits."""
+    """Find the change of as few settings as possible, then with as few devices as possible, then in
+    the order of `_steps`; None where nothing fits."""
     steps = _steps(size, needs, room)
     for count in range(1, _MOST_CHANGES + 1):
         found = [
@@ -188,7 +188,7 @@ def _rounded_down(needs: ServerNeeds, spare: int, size: ModelSize) -> Iterator[i
 
 
 def served_memory(recipe: Recipe, stage: PlannedStage) -> Iterator[RoleMemory]:
-    """Of each role whose model's shape is known."""
+    """Yield the memory of each role whose model's shape is known."""
     for name, role in stage.roles.items():
         model = role_model(recipe, role)
         if model is None:
@@ -208,7 +208,7 @@ def role_model(recipe: Recipe, role: ServedRole) -> BaseModel | None:
 
 
 def planned_memory(recipe: Recipe, plan: list[PlannedStage]) -> list[RoleMemory]:
-    """Of each role of each stage; empty where the model's shape is not known."""
+    """Return the memory of each role of each stage; empty where the model's shape is not known."""
     base = base_model(recipe.base)
     if base is None:
         return []

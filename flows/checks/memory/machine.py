@@ -33,8 +33,8 @@ _LIMITS = (
 
 
 def device_bytes(resources: Resources, kind: str = "") -> int | None:
-    """Of each device, or of each of a kind; None where there are only CPUs, which need not be
-    shared out."""
+    """Return the bytes of each device, or of each of a kind; None where there are only CPUs, which
+    need not be shared out."""
     for other in resources.other_devices:
         if kind and other.kind == kind:
             return round(other.memory_gb * GB)
@@ -85,7 +85,8 @@ def devices_for(resources: Resources, kind: str) -> tuple[int, int]:
 
 
 def _role_problems(resources: Resources, stage: PlannedStage) -> Iterator[str]:
-    """Of roles that want a kind of device of their own, and of groups that lie on one host."""
+    """Yield the problems of roles that want a kind of device of their own, and of groups that lie
+    on one host."""
     wanted: dict[str, int] = {}
     for name in stage.roles:
         role = stage.resources.of_role(name)
@@ -109,7 +110,7 @@ def _role_problems(resources: Resources, stage: PlannedStage) -> Iterator[str]:
 
 
 def ranks_of(stage: PlannedStage) -> int:
-    """Of its trainer and its critic."""
+    """Count the ranks of its trainer and its critic."""
     ranks = stage.resources.trainer.world_size if stage.spec.trained_roles else 0
     return ranks + (stage.critic.world_size if stage.critic is not None else 0)
 

@@ -55,8 +55,8 @@ def base_model(base: BaseSettings) -> BaseModel | None:
 
 
 def folder_model(folder: str) -> BaseModel | None:
-    """Of a model that is only served: one whose family the engines train, or that is known by its
-    folder's name."""
+    """Describe a model that is only served: one whose family the engines train, or that is known by
+    its folder's name."""
     return _model(served_config(folder), folder)
 
 
@@ -152,7 +152,7 @@ class RoleMemory:
 
     @property
     def memory(self) -> Memory:
-        """Of this role on each device."""
+        """Return the memory of this role on each device."""
         if isinstance(self.needs, TrainerNeeds):
             return trainer_memory(self.size, self.needs)
         return server_memory(self.size, self.needs)

@@ -324,7 +324,7 @@ class Attempts:
     def wait(
         self, where: str, what: str, action: Callable[[], Awaitable[Any]], seconds: float
     ) -> tuple[bool, Any]:
-        """The same of a coroutine, which may take `seconds`."""
+        """Run a coroutine, which may take `seconds`."""
 
         async def kept_in() -> Any:
             try:

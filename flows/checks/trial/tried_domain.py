@@ -80,7 +80,7 @@ def _content(problem: Problem) -> str:
 def try_problems(
     live: LiveParts, counts: dict[Split, int], seed: int, attempts: Attempts
 ) -> list[Problem]:
-    """Those that were drawn; none where one of the splits cannot be drawn right."""
+    """Return the problems that were drawn; none where one of the splits cannot be drawn right."""
     at, drawn = f"{live.where}.curriculum", {}
     for split, count in counts.items():
         first = min(2, count)

@@ -138,7 +138,7 @@ def recipe_for_strangers(recipe: Recipe) -> dict[str, Any]:
 
 
 def _without_places(value: Any, field: str = "") -> Any:
-    """Of the user's own files and folders the names alone, of servers nothing."""
+    """Keep the names alone of the user's own files and folders, and nothing of servers."""
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if key not in _SERVERS}
         return {

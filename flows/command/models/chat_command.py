@@ -149,7 +149,8 @@ class Conversation:
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Of a stream. httpx would end a line at U+2028 and its like too, which JSON may hold."""
+    """Yield the lines of a stream. httpx would end a line at U+2028 and its like too, which JSON
+    may hold."""
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
@@ -158,7 +159,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def _pieces(line: str) -> Iterator[tuple[str, str]]:
-    """Of one line of the stream."""
+    """Yield the pieces of one line of the stream."""
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return

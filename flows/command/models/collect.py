@@ -184,7 +184,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _digests(record: RunRecord, found: Survey) -> list[str]:
-    """The same, and of the stages that a running run will reach."""
+    """Return the digests of the stages that a run has reached, and of those that a running run will
+    reach."""
     reached = _reached(record)
     if record.state().state not in _LIVE:
         return reached

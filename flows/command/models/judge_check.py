@@ -57,7 +57,7 @@ class AskedJudge:
     """of a server of this home"""
 
     def side_by_side(self) -> AskedJudge:
-        """The same model, asked which of two answers is better."""
+        """Return the same model, asked which of two answers is better."""
         written = self.settings.model_dump() | {
             "prompt": "{question}\n\n{answer}\n\n" + SIDE_BY_SIDE, "pattern": None,
             "choices": {"A": 1.0, "B": 0.0}, "scale": (0.0, 1.0), "votes": 1, "vote_score": "mean",

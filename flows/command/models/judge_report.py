@@ -68,7 +68,7 @@ class AdditionEffect:
 
     @classmethod
     def of(cls, found: Sequence[tuple[PairScores, float | None]]) -> AdditionEffect:
-        """Of each pair its scores, and the one with what is added."""
+        """Compare each pair's scores with the one that has what is added."""
         given = [(scores, score) for scores, score in found if score is not None]
         wins = sum(scores.worse < scores.better <= score for scores, score in given)
         gains = [score - scores.worse for scores, score in given]
@@ -174,7 +174,7 @@ def report_of(
 
 
 def _where(agrees: Sequence[float], signs: Sequence[int], sign: int) -> Share | None:
-    """Of the pairs with this sign; None where there is none."""
+    """Return the share of the pairs with this sign; None where there is none."""
     values = [value for value, each in zip(agrees, signs, strict=True) if each * sign > 0]
     return Share.of(values) if values else None
 

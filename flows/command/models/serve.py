@@ -60,7 +60,7 @@ class ServeOptions:
     root: str
 
     def fleet(self, model: str) -> ServedFleet:
-        """Of each model that it names. Raises InputError that names an option."""
+        """Return the fleet of each model that it names. Raises InputError that names an option."""
         for option, number in (("--servers", self.servers), ("--tp", self.tp)):
             if number < 1:
                 raise InputError(f"{option} {number}: give a whole number of at least 1")
@@ -84,7 +84,7 @@ def serve(models: Sequence[str], options: ServeOptions, console: CommandConsole)
 
 
 def logs_folder() -> Path:
-    """Of this command, for the logs of what it starts."""
+    """Return the folder of this command, for the logs of what it starts."""
     return home() / "logs" / "serve" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 

@@ -70,7 +70,8 @@ def _serve_next(source: int, sink: int, place: Place) -> bool:
 
 
 def _limits(report: int) -> dict[str, Any] | None:
-    """Those of the command that a child is about to become; None where it answered by itself."""
+    """Return the limits of the command that a child is about to become; None where it answered by
+    itself."""
     told = b""
     while piece := os.read(report, 1):
         if piece == b"\n":

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from infra.access import basic
 from infra.config import Config
 from infra.errors import InfrastructureError, InputError
-from infra.home import home
+from infra.home import home, write_whole
 from infra.processes.network import certificates, loosed
 
 TIMEOUT_SECONDS = 30.0
@@ -143,8 +143,7 @@ class RefusedRun(Config):
 def put_refused(flow_run: str, refused: RefusedRun) -> None:
     """Keep it; the oldest of too many is forgotten."""
     path = _path(flow_run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(refused.model_dump_json(indent=1))
+    write_whole(path, refused.model_dump_json(indent=1))
     files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
     for file in files[:-KEPT]:
         file.unlink(missing_ok=True)

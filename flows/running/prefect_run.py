@@ -57,7 +57,7 @@ from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from infra.errors import TributaryError
-from infra.home import home
+from infra.home import home, write_whole
 from infra.shown_text import is_web_address, markdown_link
 from infra.stack.prefect_server import LEFT, RESOURCE
 from infra.store.artifacts import ArtifactRecord
@@ -262,9 +262,7 @@ def stop_stages(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
 def _remember(flow_run: str, run: str) -> None:
     """The hook of a cancelled run knows only its Prefect id, and so does a flow that was resumed or
     retried on Prefect's page."""
-    marker = _marker(flow_run)
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.write_text(run)
+    write_whole(_marker(flow_run), run)
     forget_refused(flow_run)
 
 

@@ -160,8 +160,7 @@ def deploy(stack: Stack) -> None:
             "Repair the cause and run `tributary up` again"
         )
     restore_schedules(stack)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(fingerprint)
+    write_whole(note, fingerprint)
 
 
 def _fingerprint(path: Path) -> str:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from infra.config import Config
 from infra.errors import InputError
-from infra.home import home
+from infra.home import home, write_whole
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 
@@ -86,9 +86,7 @@ def _like(folder: Path, origin: Origin) -> Path:
 
 def note_origin(folder: Path, origin: Origin) -> None:
     """`folder` is a copy of this artifact."""
-    note = _note(folder)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(origin.model_dump_json())
+    write_whole(_note(folder), origin.model_dump_json())
 
 
 def origin_of(folder: Path) -> Origin | None:

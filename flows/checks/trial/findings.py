@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.checks.trial.request import IMPORT_SECONDS, Blind, Findings, TrialRequest
-from infra.home import SOURCE_ROOT, home
+from infra.home import SOURCE_ROOT, home, write_whole
 from infra.processes.leftovers import temporary_folder
 from infra.secret_references import environment_without_secrets, secrets_of
 from infra.user_files import HOOK_COPY, read_hooks
@@ -46,8 +46,7 @@ def findings_of(request: TrialRequest, *, again: bool = False) -> Findings:
         return Findings.model_validate_json(kept.read_bytes())
     found = try_apart(request)
     if not found.problems:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(found.model_dump_json())
+        write_whole(kept, found.model_dump_json())
     return found
 
 

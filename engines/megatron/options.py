@@ -17,7 +17,7 @@ from typing import Any
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
 from engines.families.common.tensors import linear_layers
-from engines.megatron.refused_options import why_refused
+from engines.megatron.options_table import why_refused
 from engines.megatron.spec import Lora, Parallel
 from infra.config import check_kind, unknown_option
 from infra.errors import InputError

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from engines.megatron.options import ALLOWED, check_effects, check_layout, check_lora
-from engines.megatron.options_table import TABLE, describe_options
-from engines.megatron.refused_options import named
+from engines.megatron.options_table import TABLE, describe_options, named
 from engines.megatron.spec import Lora, Parallel, TrainerSettings
 from infra.errors import InputError
 

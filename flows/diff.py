@@ -50,7 +50,7 @@ class Difference:
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]:
-    """Each field once, in the order in which the trees have them."""
+    """Yield each field that differs once, in the order in which the trees have them."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             below = f"{path}.{key}" if path else str(key)

@@ -22,8 +22,8 @@ from tasks.served.served_roles import is_stage
 
 
 def place_files(data: dict[str, Any], folder: Path, recipes: Collection[str]) -> None:
-    """In place; relative ones are seen from `folder`. `recipes` are the names that no owner of a
-    model can have. Raises InputError for a stage where a model is wanted."""
+    """Make places absolute, in place; relative ones are seen from `folder`. `recipes` are the names
+    that no owner of a model can have. Raises InputError for a stage where a model is wanted."""
     for name in ("hooks", "data"):
         if name in data:
             data[name] = _absolute(data[name], folder)

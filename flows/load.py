@@ -111,12 +111,12 @@ def is_recipe(name: str) -> bool:
 
 
 def saved_folder() -> Path:
-    """Where this home keeps the recipes that `tributary save` saved."""
+    """Return the folder where this home keeps the recipes that `tributary save` saved."""
     return home() / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """Every name that is a recipe's: the shipped ones, then the saved ones."""
+    """Return every name that is a recipe's: the shipped ones, then the saved ones."""
     return [*shipped_recipes(), *sorted(file.stem for file in saved_folder().glob("*.yaml"))]
 
 

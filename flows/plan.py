@@ -110,7 +110,8 @@ class Walk:
     def go_on(
         self, name: str, at: str, spec: StageSpec, inputs: Mapping[str, str], scored_as: str
     ) -> str:
-        """After a stage was added; where data are that this stage should have learned from."""
+        """Go on after a stage was added; return where data are that this stage should have learned
+        from."""
         if self._data in inputs.values():
             self._unlearned = ""
             if spec.kind == RewardSpec.kind:
@@ -380,7 +381,7 @@ _UNLEARNED = (
 
 
 def versions_of(plan: Sequence[PlannedStage]) -> dict[str, list[str]]:
-    """Every version of each model, in order, as scores call it.
+    """Return every version of each model, in order, as scores call it.
 
     Example: {"agent": ["agent-sft", "agent"]}
     """

@@ -102,7 +102,7 @@ def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStag
 
 
 def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
-    """So many rounds in all, whatever the expert's path holds."""
+    """Plan so many rounds in all, whatever the expert's path holds."""
     return plan_expert(recipe, expert, _path(recipe, expert, rounds))
 
 

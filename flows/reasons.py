@@ -40,8 +40,8 @@ def planned_identities(
     looked_up: LookedUp | None = None,
     taken_as: Callable[[PlannedStage, StageIdentity], StageIdentity] | None = None,
 ) -> dict[str, StageIdentity]:
-    """By stage name. `taken_as` says which result counts for a stage, if it is another's. Raises
-    InputError as `stage_identity` does."""
+    """Return the identities by stage name. `taken_as` says which result counts for a stage, if it
+    is another's. Raises InputError as `stage_identity` does."""
     found: dict[str, StageIdentity] = {}
     looked_up = looked_up or looked_up_in(root)
     digests: dict[str, str] = {}
@@ -126,7 +126,7 @@ def reasons(
     artifacts: ArtifactStore,
     recipe: str,
 ) -> list[str]:
-    """At least one sentence. `cached` says which stages of the plan are in the store.
+    """Return at least one sentence. `cached` says which stages of the plan are in the store.
 
     Examples: `rl.optimizer.lr: 2e-4 -> 1e-4`, `rewards/math.py changed`,
     `input model: agent-sft is new`, `never run before`.

@@ -275,7 +275,7 @@ class Recipe(Config):
 
     @property
     def domains(self) -> list[Domain]:
-        """Each once, in the experts' order."""
+        """Return each domain once, in the experts' order."""
         first: dict[str, Domain] = {}
         for expert in self.experts.values():
             if expert.domain is not None:

@@ -131,7 +131,7 @@ This page is made from the code. A reference says e.g. `{"constraints": [{"kind"
 
 
 def constraint_page() -> str:
-    """Every kind that the reward `constraints` checks, by what it is about."""
+    """List every kind that the reward `constraints` checks, by what it is about."""
     parts = [_CONSTRAINTS_INTRO]
     for group, kinds in TAXONOMY.items():
         parts += [

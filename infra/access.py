@@ -40,7 +40,7 @@ _KEY = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 
 
 def listening_host() -> str:
-    """Where servers started from here are to listen.
+    """Return the address where servers started from here are to listen.
 
     Raises InputError for what is no IPv4 address of this machine.
     """

@@ -89,7 +89,7 @@ class Task:
         return self.ages[self.target] > self.api.most_days
 
     def written(self) -> dict[str, Any]:
-        """As JSON, which `task_of` reads."""
+        """Write the task as JSON, which `task_of` reads."""
         return asdict(self)
 
 
@@ -149,7 +149,7 @@ class BackEnd:
         return self._change(name, given)
 
     def valid_calls(self) -> list[Call]:
-        """Every call that leads on from here; empty when all is done."""
+        """Return every call that leads on from here; empty when all is done."""
         task, api = self._task, self._task.api
         who = {"name": task.target, "user": task.user}
         about = api.field if task.goal == "change" else api.delete

@@ -162,7 +162,7 @@ def write_own_file(path: Path, text: str) -> None:
 
 
 def close_to_others(folder: Path) -> None:
-    """Where the folder is ours, no other user may look into it; one of another user's, such as a
+    """Let no other user look into the folder where it is ours; one of another user's, such as a
     volume that is mounted for us, is left as it is."""
     found = folder.stat()
     if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:

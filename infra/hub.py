@@ -124,7 +124,7 @@ def _pinned(name: HubName) -> str:
 
 
 def fsspec_url(text: str) -> str:
-    """Where fsspec finds the files of exactly one commit. Raises as `pinned` does."""
+    """Return where fsspec finds the files of exactly one commit. Raises as `pinned` does."""
     name = hub_name(pinned(text))
     return f"hf://{name.repo}@{name.revision}"
 

@@ -32,7 +32,7 @@ _told: dict[object, Sequence[Outage]] = {}
 
 @contextmanager
 def waiting_for(outage: Outage) -> Generator[None]:
-    """While the block runs, this process waits for the service."""
+    """Note that this process waits for the service while the block runs."""
     token = object()
     _waiting[token] = outage
     try:

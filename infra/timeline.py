@@ -94,12 +94,12 @@ class Timeline:
 
     @property
     def events(self) -> list[Event]:
-        """In the order in which they ended, lane by lane."""
+        """Return the events in the order in which they ended, lane by lane."""
         return [event for lane in self._events.values() for event in lane]
 
     @property
     def counts(self) -> Mapping[str, list[Point]]:
-        """By name, oldest point first."""
+        """Return the counts by name, oldest point first."""
         return self._points
 
     def under_way(self, lane: str) -> int:

@@ -62,7 +62,7 @@ class InstalledFiles:
 
 
 def data_path(name: str) -> Path:
-    """Where a hook finds a file that its recipe lists under `data:`.
+    """Return where a hook finds a file that its recipe lists under `data:`.
 
     A file has its own name, one of a listed folder that folder's name and its path in there.
     Example: `data_path("words.txt")`, `data_path("lists/verbs.txt")`. Raises InputError.

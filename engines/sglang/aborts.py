@@ -49,9 +49,9 @@ class Aborts:
     def watch(
         self, request: asyncio.Future[Any], turns: Mapping[str, asyncio.Future[Any]]
     ) -> Generator[None]:
-        """In the block, `request` is under way with these turns, by their ids at the engine. A turn
-        whose future is cancelled is aborted, and the request ends when none is left. If it is not
-        answered at the end of the block, it ends there with the turns that are left."""
+        """Keep `request` under way in the block with these turns, by their ids at the engine. A
+        turn whose future is cancelled is aborted, and the request ends when none is left. If it is
+        not answered at the end of the block, it ends there with the turns that are left."""
 
         def settled(name: str, future: asyncio.Future[Any]) -> None:
             if future.cancelled():

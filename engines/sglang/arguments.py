@@ -199,8 +199,8 @@ _NEEDED: tuple[tuple[tuple[str, ...], Callable[[Given], bool], str], ...] = (
 
 
 def idle_options(given: Given, tp: int) -> Iterator[str]:
-    """Each as `NAME has no effect ...`, for a server of `tp` ranks; an option that is off is what
-    it is without being written."""
+    """Yield each idle option as `NAME has no effect ...`, for a server of `tp` ranks; an option
+    that is off is what it is without being written."""
     for names, is_met, when in _NEEDED:
         for name in names:
             if _is_on(given.get(name)) and not is_met(given):

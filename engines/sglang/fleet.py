@@ -216,7 +216,7 @@ class CacheUse:
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
-        """While the block runs."""
+        """Look at the caches while the block runs."""
         task = asyncio.create_task(self._watch(), name="cache use")
         try:
             yield

@@ -146,8 +146,9 @@ def _exchange(
 def connections(
     connect_s: float, silent_s: float | None = None, url: str = ""
 ) -> aiohttp.ClientSession:
-    """For one event loop. With `url`, every request carries the key of the server there, also one
-    to a server that it says is behind it: our own key goes nowhere where a stranger's router leads.
+    """Open connections for one event loop. With `url`, every request carries the key of the server
+    there, also one to a server that it says is behind it: our own key goes nowhere where a
+    stranger's router leads.
 
     Raises Refused for an answer that leads elsewhere: a server of others could have prompts sent to
     any address that this machine reaches.

@@ -80,7 +80,7 @@ class FleetSpec(Config):
 
     @property
     def most_turns(self) -> int:
-        """At one server at once."""
+        """Return how many turns may be at one server at once."""
         running = self.sglang.get("max_running_requests") or 0
         at_most = MOST_RUNNING * int(self.sglang.get("dp_size") or 1)
         return self.max_turns_per_server or max(at_most, int(running))
@@ -91,7 +91,8 @@ class FleetSpec(Config):
         return self.max_total_tokens or CPU_TOKENS
 
     def of_trainer(self, precision: str) -> FleetSpec:
-        """With the trainer's type of weights ("fp32" or "bf16"), unless another one is written."""
+        """Return the settings with the trainer's type of weights ("fp32" or "bf16"), unless another
+        one is written."""
         if self.sglang.get("dtype", "auto") != "auto":
             return self
         options = self.sglang | {"dtype": _TYPES[precision]}

@@ -188,8 +188,8 @@ def hosts_of(topology: Topology, own_gpus: int) -> Sequence[HostDevices]:
 
 
 def place(topology: Topology, hosts: Sequence[HostDevices]) -> list[PlacedServer]:
-    """Every server of every fleet, as the fleets are written. Raises InputError for a fleet that
-    finds no room.
+    """Place every server of every fleet, as the fleets are written. Raises InputError for a fleet
+    that finds no room.
 
     Servers with the most devices on a host are placed first, so that each lies on neighbours.
     """
@@ -231,7 +231,7 @@ def with_free_ports(placed: Sequence[PlacedServer]) -> list[PlacedServer]:
 
 
 def devices_needed(topology: Topology) -> int:
-    """By all servers together."""
+    """Count the devices that are needed by all servers together."""
     return sum(
         fleet.tp_per_server * count
         for fleet in topology.fleets.values()
@@ -290,7 +290,8 @@ def _no_room(
 
 
 def topology_problems(topology: Topology, own_gpus: int) -> Iterator[str]:
-    """Every contradiction; none: it can be placed, and SGLang takes its arguments."""
+    """Yield every contradiction; if there is none, it can be placed, and SGLang takes its
+    arguments."""
     hosts = hosts_of(topology, own_gpus)
     found = [
         f"fleets.{name}.{line}"

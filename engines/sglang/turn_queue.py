@@ -99,7 +99,7 @@ class TurnQueue:
         return [turn for turn in waiting if not turn.is_over]
 
     def give_back(self, places: int = 1) -> None:
-        """So many of those that were taken are over: others may have their places."""
+        """Give back the places of so many turns that are over: others may have them."""
         self._under_way -= places
 
 
@@ -207,7 +207,7 @@ class InFlight:
         )
 
     def change(self, by: int) -> None:
-        """So many more are under way from now on, or fewer."""
+        """Count so many more as under way from now on, or fewer."""
         at = now()
         seconds, self._changed = at - self._changed, at
         self._turn_seconds += self.turns * seconds
@@ -258,8 +258,8 @@ class Progress:
             self._not_overtaken.popleft().overtaken_at = now
 
     def seconds_left(self, request: SentRequest) -> float:
-        """Until it counts as lost; 0 or less: it does. Answers to others only lengthen it, except
-        that the time of an overtaken request runs from the overtaking."""
+        """Return the seconds until it counts as lost; it does at 0 or less. Answers to others only
+        lengthen it, except that the time of an overtaken request runs from the overtaking."""
         since = max(request.sent_at, self._answered_at)
         if request.overtaken_at is not None:
             since = request.overtaken_at

@@ -203,8 +203,8 @@ def _looked_at(source: RowFiles, renderer: Renderer | None) -> _FirstRows:
 
 
 def renderer_of(base: BaseSettings, positions: int | None = None) -> Renderer | None:
-    """With the base's own template, for so many positions (None: its own); None for a base that is
-    not on this machine or is wrong, which is said elsewhere."""
+    """Return a renderer with the base's own template, for so many positions (None: its own); None
+    for a base that is not on this machine or is wrong, which is said elsewhere."""
     from engines.chat import Chat
     from tasks.message_files.render_rows import Renderer
 

@@ -46,7 +46,7 @@ _RESERVE = 8
 
 
 def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
-    """Each as `base.folder: FOLDER/FILE: what is wrong; what to do`."""
+    """Yield each problem as `base.folder: FOLDER/FILE: what is wrong; what to do`."""
     for where, folder in _served(plan):
         found = _served_report(folder)
         if not isinstance(found, StorageError):
@@ -247,7 +247,7 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
-    """Each as `stage NAME: FIELD: reason; way out`."""
+    """Yield each problem as `stage NAME: FIELD: reason; way out`."""
     yield from (f"stage {stage.name}: {line}" for line in stage.spec.problems())
     settings = stage.spec.policy
     if settings is None:
@@ -294,7 +294,7 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
 
 
 def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """Each as `field.path: what it is; what is allowed`."""
+    """Yield each problem as `field.path: what it is; what is allowed`."""
     yield from _not_finite(recipe.model_dump(), ())
     yield from written_secrets(recipe.model_dump(mode="json"))
     yield from _vocabulary(recipe)

@@ -119,7 +119,7 @@ def faults_of(
     domains: Sequence[str] = (),
     is_beside_training: bool = False,
 ) -> Sequence[Fault]:
-    """Every broken promise. Raises InputError for a wrong path or option.
+    """Return every broken promise. Raises InputError for a wrong path or option.
 
     `needs` are the advantage's, `domains` those that a data source picks from. Imports torch for
     an advantage or a loss.

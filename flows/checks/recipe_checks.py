@@ -67,7 +67,7 @@ _MOST_PACKED = 64
 
 
 def teacher_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """Each as `FIELD: what is wrong; what to do`."""
+    """Yield each problem as `FIELD: what is wrong; what to do`."""
     made = {stage.name: stage for stage in plan}
     for stage in plan:
         if recipe.base.folder is not None:

@@ -28,7 +28,8 @@ _COLUMN_GAP = (0, 2, 0, 0)
 
 
 class CommandConsole(Console):
-    """Where the output is no terminal, tables have neither frames nor breaks within a cell.
+    """Prints for a person. Where the output is no terminal, tables have neither frames nor breaks
+    within a cell.
 
     Whatever is printed, text steers no terminal: see `infra.shown_text`.
     """
@@ -75,7 +76,8 @@ class CommandConsole(Console):
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
-    """All text is shown as it is: `[x]` in a name or a message is no markup."""
+    """Make a table in which all text is shown as it is: `[x]` in a name or a message is no
+    markup."""
     table = Table(title=Text(shown(title), "table.title") if title else None)
     for name in header:
         table.add_column(Text(shown(name)))

@@ -183,7 +183,8 @@ def kind_named(kind: str) -> Kind:
 
 
 def kind_of(name: str) -> Kind:
-    """By a class's methods, or by the type of a function's argument. Raises InputError."""
+    """Tell the kind by a class's methods, or by the type of a function's argument. Raises
+    InputError."""
     found: Any = resolve("hook", name, {})
     if inspect.isclass(found):
         for method, kind in _METHODS.items():

@@ -75,7 +75,7 @@ class LiveTable:
 
 
 def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
-    """Where each stage stands."""
+    """Show where each stage stands."""
     table = Table("stage", "kind", "state", "progress", "time", "left", expand=False)
     for planned in plan:
         stage = stages.get(planned.name) or StageRecord(name=planned.name, kind=planned.kind)

@@ -41,7 +41,7 @@ class Range:
 
     @classmethod
     def of(cls, option: str, text: str) -> Range | None:
-        """None for an empty text. Raises InputError, naming the option."""
+        """Read a range; None for an empty text. Raises InputError, naming the option."""
         if not text:
             return None
         first, colon, last = text.partition(":")
@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SampleHead:
-    """By which a sample is chosen. `reward` is None where only verified answers were kept."""
+    """Holds what a sample is chosen by. `reward` is None where only verified answers were kept."""
 
     number: int
     """its row in the file"""
@@ -121,7 +121,7 @@ class Samples:
         """which of the stage's samples they are"""
 
     def heads(self) -> Sequence[SampleHead]:
-        """All of them, in the file's order."""
+        """Return all of them, in the file's order."""
         trained = self._rows.sums("loss_mask")
         head = _distilled_head if self._is_dataset else _rollout_head
         known = self._rows.columns(("label", "domain", "status", "reward", "expert"))

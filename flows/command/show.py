@@ -53,7 +53,8 @@ def memory_table(roles: Sequence[RoleMemory]) -> Table:
 
 
 def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
-    """In bytes, on each device; `host`: each rank's in its host's memory."""
+    """Return the roles' memory in bytes, on each device; `host`: each rank's in its host's
+    memory."""
     return [
         {
             "stage": role.stage,
@@ -335,7 +336,8 @@ def _serve(
 
 
 def open_page(page: Path, console: CommandConsole) -> None:
-    """In the user's browser; where there is none, its address is all that can be given."""
+    """Open the page in the user's browser; where there is none, its address is all that can be
+    given."""
     if not webbrowser.open(page.as_uri()):
         text = f"no browser was found on this machine; open {page.as_uri()}, or copy the file"
         console.say(text)

@@ -54,7 +54,8 @@ FEW = 20
 
 
 def recipe_data(asked: OneStage) -> dict[str, Any]:
-    """As a person would write it, paths made absolute, changes made. Raises InputError."""
+    """Write the recipe as a person would, with absolute paths and changes made. Raises
+    InputError."""
     folder = Path.cwd()
     asked = _placed(asked, folder)
     name = expert_name(asked)

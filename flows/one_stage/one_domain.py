@@ -106,7 +106,8 @@ FILES = "files"
 
 
 def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
-    """As a recipe writes it, and the user's own Python files; None where none was asked for.
+    """Return the domain as a recipe writes it, and the user's own Python files; None where none was
+    asked for.
 
     Raises InputError.
     """

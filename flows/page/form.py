@@ -106,7 +106,7 @@ class Asked(Config):
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """As a flow run's parameters, if a name is asked for; else nothing."""
+        """Return a flow run's parameters, if a name is asked for; else nothing."""
         if isinstance(self.recipe, str) and is_name(self.recipe):
             return self.model_dump(exclude_defaults=True)
         return {}
@@ -175,7 +175,7 @@ def renew_lists(api: PrefectApi) -> int:
 
 
 def form_url(api: PrefectApi, ui: str, flow: str) -> str:
-    """Where a person fills a flow's form in; empty where it is not deployed."""
+    """Return the page where a person fills a flow's form in; empty where it is not deployed."""
     deployment: dict[str, Any] = api.call("GET", f"/deployments/name/{flow}/{flow}", unknown={})
     return f"{ui}/deployments/deployment/{deployment['id']}/run" if deployment else ""
 

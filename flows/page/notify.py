@@ -34,7 +34,7 @@ _PAYLOAD = (
 
 
 def notify_at(api: PrefectApi, url: str) -> None:
-    """From now on a failed or crashed run calls `url`, which is called once to try it.
+    """Let a failed or crashed run call `url` from now on, which is called once to try it.
 
     Raises InputError for an address that does not take it.
     """
@@ -64,7 +64,7 @@ def is_notifying(api: PrefectApi) -> bool:
 
 
 def automation(block: str) -> dict[str, Any]:
-    """As Prefect's API takes it."""
+    """Write the automation as Prefect's API takes it."""
     return {
         "name": AUTOMATION,
         "description": "Calls a webhook when a run fails. `tributary notify` creates it.",

@@ -85,8 +85,8 @@ def _last(points: Sequence[ScorePoint]) -> str:
 def charts_of(
     views: Sequence[StageView], curves: Mapping[str, Curve | None]
 ) -> dict[str, list[Chart]]:
-    """By stage, in the plan's order, those with outcomes first; stages without a curve are left
-    out."""
+    """Return the charts by stage, in the plan's order, those with outcomes first; stages without a
+    curve are left out."""
     made = {view.name: _charts(view, curves.get(view.name)) for view in views}
     drawn = [(name, charts) for name, charts in made.items() if charts]
     return dict(sorted(drawn, key=lambda each: each[1][0]["title"] != _OUTCOME))
@@ -223,7 +223,8 @@ class PathologyRate(Found):
 
 
 class PathologyChange(Found):
-    """On the same held-out problems, sampled at temperature 1."""
+    """How often a pathology showed before and after, on the same held-out problems, sampled at
+    temperature 1."""
 
     model: str
     since: str
@@ -240,8 +241,9 @@ class PathologyChange(Found):
 def pathology_changes(
     scores: Mapping[str, Any], versions: Mapping[str, Sequence[str]]
 ) -> Iterator[PathologyChange]:
-    """Each model's last version against its first in its own domains, which are those with greedy
-    answers, from the content of `scores.json`. A pathology that neither showed is left out."""
+    """Compare each model's last version against its first in its own domains, which are those with
+    greedy answers, from the content of `scores.json`. A pathology that neither showed is left out.
+    """
     every = {(c["kind"], c["model"], c["domain"]): c for c in scores.get("cells", [])}
     for kind, model, domain in every:
         if kind != "greedy" or model not in versions:

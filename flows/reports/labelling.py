@@ -269,7 +269,7 @@ class LabelPage:
 def label(
     artifact: str, run: str, to: str, by: str, root: str, open_: bool, console: CommandConsole
 ) -> int:
-    """Until Ctrl-C. Raises InputError where there is nothing to compare."""
+    """Serve the page until Ctrl-C. Raises InputError where there is nothing to compare."""
     found = find_samples(artifact, run, root, lambda name: True)
     if found.file.name != DATA_FILE:
         raise InputError(

@@ -69,8 +69,8 @@ class ScoreTable:
 
 
 def score_tables(report: Report, scores: Mapping[str, Any]) -> list[ScoreTable]:
-    """At temperature 1, greedy, and best of each k, then of each further setting; `scores` is the
-    content of `scores.json`."""
+    """Make the tables at temperature 1, greedy, and best of each k, then of each further setting;
+    `scores` is the content of `scores.json`."""
     cells = {(c["model"], c["domain"], c["kind"]): c for c in scores.get("cells", [])}
     tables = [
         _score_table("sampled at temperature 1", "score", report.scores,
@@ -197,7 +197,7 @@ class ModelGain:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Empty while a run has no scores."""
+    """What a run showed; empty while a run has no scores."""
 
     headline: str = ""
     """what training did to each model, by a test; else which model is best"""

@@ -121,7 +121,8 @@ def _river_stage(view: StageView) -> RiverStage:
 
 
 def spans_of(views: Sequence[StageView]) -> list[dict[str, Any]]:
-    """When each stage that ran did so, in percent of the run; a resumed stage has its last span."""
+    """Return when each stage that ran did so, in percent of the run; a resumed stage has its last
+    span."""
     ran = [v.record for v in views if v.record.started and not v.record.cached]
     if not ran:
         return []

@@ -168,7 +168,7 @@ def holm(values: Sequence[float]) -> list[float]:
 def problem_samples(
     scores: Mapping[str, Any],
 ) -> Mapping[tuple[str, str], list[list[float | None]]]:
-    """By model and domain: the outcomes of each problem's samples at temperature 1."""
+    """Return, by model and domain, the outcomes of each problem's samples at temperature 1."""
     return {
         (cell["model"], cell["domain"]): cell["outcomes"]
         for cell in scores.get("cells", [])

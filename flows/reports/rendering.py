@@ -69,7 +69,7 @@ def with_code(text: str) -> Markup:
 
 
 def unbroken(text: str) -> str:
-    """With spaces at which no line ends: `p <` and its number stay together."""
+    """Write the text with spaces at which no line ends: `p <` and its number stay together."""
     spaces = r"(?<=\b[pn]) (?=[<=] )|(?<=\b[pn] [<=]) | (?=points)"
     return re.sub(spaces, "\N{NO-BREAK SPACE}", text)
 

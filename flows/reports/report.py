@@ -277,7 +277,7 @@ def task_table(tasks: Scores) -> tuple[list[str], list[list[str]]]:
 
 
 def training_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Each model's first and last version on its own domain: sampled, greedy and best of k."""
+    """Show each model's first and last version on its own domain: sampled, greedy and best of k."""
     kinds = {"temperature 1": ("scores", report.scores), "greedy": ("greedy", report.greedy)}
     if report.best_of:
         k = max(report.best_of, key=int)

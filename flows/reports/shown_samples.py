@@ -224,7 +224,8 @@ def _rows(file: BinaryIO) -> list[Mapping[str, Any]]:
 
 
 def opened_file(artifacts: ArtifactStore, manifest: Manifest, name: str) -> BinaryIO | None:
-    """None where there is none. In memory only if the store is not on this machine.
+    """Open a file of an artifact; None where there is none. It is in memory only if the store is
+    not on this machine.
 
     Raises CorruptArtifact.
     """

@@ -91,8 +91,9 @@ class StageView:
 
 
 def stage_views(record: RunRecord, plan: Sequence[PlannedStage]) -> list[StageView]:
-    """In the plan's order; stages that the run has not reached are pending. An artifact that is
-    gone from the store, or that has a file less than today's, leaves its fields empty."""
+    """Return the views in the plan's order; stages that the run has not reached are pending. An
+    artifact that is gone from the store, or that has a file less than today's, leaves its fields
+    empty."""
     artifacts = ArtifactStore(record.store)
     stages = record.stages()
     pending = {stage.name: StageRecord(name=stage.name, kind=stage.kind) for stage in plan}
@@ -303,7 +304,7 @@ class Failure:
 
 
 def failure_of(run: str, state: RunState, views: Sequence[StageView]) -> Failure | None:
-    """None for a run that goes on, has not begun, or is complete."""
+    """Say why a run failed; None for a run that goes on, has not begun, or is complete."""
     if state.state not in ("failed", "stopped"):
         return None
     ended = [view.record for view in views if view.record.state in ("failed", "stopped")]
@@ -343,7 +344,7 @@ class Seconds:
 
 
 def seconds_of(view: StageView) -> Seconds | None:
-    """None where no artifact is there to say it."""
+    """Return the seconds of a stage; None where no artifact is there to say it."""
     if view.manifest is None:
         return None
     metrics = view.manifest.metrics

@@ -29,7 +29,8 @@ _WAY_OUT = "run the recipe without --from and --only: what is in the store does 
 
 
 class ChosenStages(Config):
-    """All stages, unless a field says otherwise; names are those that `tributary check` lists."""
+    """The stages that are to run: all, unless a field says otherwise; names are those that
+    `tributary check` lists."""
 
     from_stage: str = ""
     """begin with this stage: what does not depend on it must be in the store, and is not run"""

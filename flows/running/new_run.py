@@ -43,8 +43,8 @@ _START_SECONDS = 300.0
 
 
 def pinned_recipe(recipe: Recipe) -> Recipe:
-    """With the commits of its base and of the models that its rewards ask. Raises InputError,
-    StorageError as `infra.hub.pinned` does."""
+    """Return the recipe with the commits of its base and of the models that its rewards ask. Raises
+    InputError, StorageError as `infra.hub.pinned` does."""
     folder = recipe.base.folder
     recipe = recipe if folder is None else _with_base(recipe, _pinned(folder))
     return _with_served(recipe, lambda _, model: _pinned(model))

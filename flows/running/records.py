@@ -85,7 +85,8 @@ class StageRecord(Found):
         return _seconds_at(self, now)
 
     def seconds_left(self, now: float) -> float | None:
-        """At the pace of the present go; None while that is unknown."""
+        """Return the seconds that are left at the pace of the present go; None while that is
+        unknown."""
         steps = self.done - self.begun
         has_pace = self.begun_at > 0 and steps >= 1 and self.done <= self.total
         if self.state != "running" or not has_pace:
@@ -144,7 +145,7 @@ class RunEntry(Config):
     created: float
 
     def is_called(self, wanted: str) -> bool:
-        """By its id, its name or its recipe's name."""
+        """Tell whether the run is called so, by its id, its name or its recipe's name."""
         return wanted in (self.run, self.name or self.run, self.recipe)
 
     @property
@@ -197,7 +198,8 @@ class RunRecord:
         self.put_state(state.model_copy(update={"links": {**state.links, **links}}))
 
     def stages(self, known: Mapping[str, StageRecord] | None = None) -> dict[str, StageRecord]:
-        """By name. Those of `known` that are done are not read again: each costs S3 requests."""
+        """Return the stages by name. Those of `known` that are done are not read again: each costs
+        S3 requests."""
         done = {k: stage for k, stage in (known or {}).items() if stage.state in DONE}
         files = [n for n in self.store.listdir(f"{self._folder}/stages") if n.endswith(".json")]
         names = [file.removesuffix(".json") for file in files]
@@ -271,7 +273,7 @@ def has_run(wanted: str) -> bool:
 
 
 def find_run(wanted: str = "") -> RunRecord:
-    """By id, by its name, by its recipe's name (the latest), or the latest of all."""
+    """Find a run by id, by its name, by its recipe's name (the latest), or the latest of all."""
     entries = run_entries()
     for entry in entries:
         if not wanted or entry.is_called(wanted):

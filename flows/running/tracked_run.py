@@ -263,8 +263,8 @@ class TrackedRun:
         tasks: Scores,
         best: Sequence[Best],
     ) -> None:
-        """On the run's page and on the experiment's: who has the highest score in each domain, and
-        all scores; of a run without scores in domains, those of lm-eval's tasks."""
+        """Say on the run's page and on the experiment's who has the highest score in each domain,
+        and all scores; of a run without scores in domains, those of lm-eval's tasks."""
         if self.tracker is None or not (scores or tasks):
             return
         shown = scores or tasks

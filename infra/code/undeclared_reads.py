@@ -69,7 +69,7 @@ _is_installed = False
 
 
 def watch_reads(user: InstalledFiles, warn: Callable[[str], None] = lambda said: None) -> None:
-    """From now on `warn` of each undeclared file that these hooks read, once."""
+    """Call `warn` from now on of each undeclared file that these hooks read, once."""
     global _current, _is_installed
     _current = None if user.folder is None else _Reads(user.folder, warn)
     if _current is not None and not _is_installed:

@@ -220,7 +220,7 @@ _READERS: Mapping[Kind, Callable[[Path, str], LocalFile]] = {
 
 
 class LocalFiles:
-    """All rows of some files on this machine, by chunk."""
+    """Reads all rows of some files on this machine, by chunk."""
 
     def __init__(self, files: Sequence[DataFile], scratch: Path) -> None:
         """Reads every text file once, to find its rows, and not again before it changes; of Parquet

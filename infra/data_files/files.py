@@ -73,8 +73,9 @@ def require_names(patterns: Sequence[str]) -> None:
 
 
 def find_files(patterns: Sequence[str]) -> list[DataFile]:
-    """In the patterns' order, each once. Raises InputError for a pattern without a file, and for a
-    file of a kind that is not read; StorageError where a file system cannot be asked."""
+    """Find the files in the patterns' order, each once. Raises InputError for a pattern without a
+    file, and for a file of a kind that is not read; StorageError where a file system cannot be
+    asked."""
     require_names(patterns)
     found: dict[str, tuple[Any, str, str]] = {}
     for pattern in patterns:
@@ -219,7 +220,7 @@ def _unreadable(name: str, error: Exception) -> StorageError:
 
 
 def modified(file: DataFile) -> int:
-    """When a file on this machine was written last, in ns; 0 for one elsewhere."""
+    """Return when a file on this machine was written last, in ns; 0 for one elsewhere."""
     is_here = isinstance(file.fs, LocalFileSystem)
     return os.stat(file.path).st_mtime_ns if is_here else 0
 
@@ -252,8 +253,8 @@ def local_copy(file: DataFile, folder: Path) -> Path:
 
 
 def open_file(file: DataFile) -> Any:
-    """For reading bytes, uncompressed. Raises InputError for a file that is not compressed as its
-    name says."""
+    """Open a file for reading bytes, uncompressed. Raises InputError for a file that is not
+    compressed as its name says."""
     compression = compression_of(file.path)
     return _unpacked(file, compression) if compression else file.fs.open(file.path, "rb")
 

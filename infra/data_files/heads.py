@@ -115,7 +115,7 @@ def other_kind(head: bytes, wanted: str = "") -> str:
 
 
 def other_kind_of(file: Path, wanted: str = "") -> str:
-    """As `other_kind`; empty for a file that cannot be read."""
+    """Tell the kind as `other_kind` does; empty for a file that cannot be read."""
     try:
         with file.open("rb") as opened:
             return other_kind(opened.read(HEAD_BYTES), wanted)
@@ -124,8 +124,8 @@ def other_kind_of(file: Path, wanted: str = "") -> str:
 
 
 def other_text(head: bytes) -> str:
-    """As `other_kind`, of a text file that belongs to a model or a recipe and is not for saving in
-    another form."""
+    """Tell the kind, as `other_kind` does, of a text file that belongs to a model or a recipe and
+    is not for saving in another form."""
     found = _found(head)
     if found is None or found.what == _UTF16[0]:
         return other_kind(head)
@@ -190,7 +190,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def kind_of(path: str) -> Kind | None:
-    """None for a file that is not read."""
+    """Tell the kind by the name; None for a file that is not read."""
     bare, ending = posixpath.splitext(path.lower())
     if ending in _COMPRESSIONS:
         return _TEXTS.get(posixpath.splitext(bare)[1])
@@ -198,12 +198,12 @@ def kind_of(path: str) -> Kind | None:
 
 
 def compression_of(path: str) -> str:
-    """Empty for none."""
+    """Return how a file is compressed; empty if it is not."""
     return _COMPRESSIONS.get(posixpath.splitext(path.lower())[1], "")
 
 
 def suffix_of(path: str) -> str:
-    """Without that of its compression, in lower case."""
+    """Return the suffix without that of its compression, in lower case."""
     bare, ending = posixpath.splitext(path.lower())
     return posixpath.splitext(bare)[1] if ending in _COMPRESSIONS else ending
 

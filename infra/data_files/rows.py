@@ -175,7 +175,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def line(self, index: int) -> int:
-        """Where it is in its file, from 1."""
+        """Return where it is in its file, from 1."""
         ...
 
     def row(self, index: int) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ class Tasks:
 
 
 def load_task(library: str, name: str, arguments: Mapping[str, Any]) -> LibraryTask:
-    """In this process: not in one that is a stage's. Raises InputError."""
+    """Load the task in this process: not in one that is a stage's. Raises InputError."""
     module, attribute = _TASKS[library]
     return getattr(importlib.import_module(module), attribute)(name, arguments)
 

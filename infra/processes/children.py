@@ -72,7 +72,8 @@ def find(record: ProcessRecord) -> psutil.Process | None:
 
 
 def birth_of(pid: int) -> str:
-    """When a process began: the boot and the kernel's ticks since. With the pid it is unique.
+    """Return when a process began: the boot and the kernel's ticks since. With the pid it is
+    unique.
 
     psutil's creation time is derived from the wall clock: it differs by a second or more from one
     reading to the next when the clock is adjusted. Raises psutil.NoSuchProcess.

@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 
 
 def task_stacks() -> str:
-    """Every unfinished task of this process with its coroutines' frames, outermost first.
+    """Show every unfinished task of this process with its coroutines' frames, outermost first.
 
     Tasks that wait at the same place are shown once, with their number and some of their names.
     Safe to call from any thread, also while an event loop is stuck.
@@ -58,7 +58,8 @@ def frames_of(awaited: Any) -> list[FrameType]:
 
 
 def place_of(frames: list[tuple[str, int, str]]) -> str:
-    """Where a user's code stands, of (file, line, function) innermost first, e.g. `my.py:12 in f`.
+    """Return where a user's code stands, of (file, line, function) innermost first, e.g. `my.py:12
+    in f`.
 
     The innermost frame that is neither of Python, nor of a package, nor ours.
     """
@@ -97,7 +98,8 @@ async def all_or_first_error(work: Sequence[Coroutine[Any, Any, A]]) -> list[A]:
 
 
 async def run_both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """Both at once; when one fails the other is cancelled and awaited, then the error is raised."""
+    """Run both at once; when one fails the other is cancelled and awaited, then the error is
+    raised."""
     one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:
         return await asyncio.gather(one, two)

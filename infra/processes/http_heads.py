@@ -19,7 +19,8 @@ HEAD_S = 60.0
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """For `uvicorn.Config(http=...)`. What breaks a bound loses its connection."""
+    """Bounds the heads of requests, for `uvicorn.Config(http=...)`. What breaks a bound loses its
+    connection."""
 
     _num_bytes = 0
     """since something was complete"""

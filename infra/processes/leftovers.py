@@ -47,7 +47,7 @@ def private_folder(pid: int) -> Path:
 
 
 def claim_private_folder() -> None:
-    """From now on this process, and those that it starts, keep temporary files in its folder.
+    """Let this process, and those that it starts, keep temporary files in its folder.
 
     What processes that are gone left is removed.
     """
@@ -76,7 +76,7 @@ def note_torch_memory(name: str) -> None:
 
 
 def leftovers_of(pid: int | None = None) -> list[Path]:
-    """Every trace of one process of this home, or of all of them."""
+    """Return every trace of one process of this home, or of all of them."""
     anyone = re.escape(runtime_dir().name) + (rf"-{pid}" if pid is not None else r"-(\d+)")
     folder = re.compile(rf"{anyone}(-.*)?")
     memory = re.compile(rf".*{anyone}([_.-].*)?")

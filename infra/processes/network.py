@@ -55,8 +55,8 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """For `verify` of httpx, which else reads those of all authorities for each of its clients, and
-    for each call without a client: that takes 30 ms of a processor."""
+    """Return the certificates for `verify` of httpx, which else reads those of all authorities for
+    each of its clients, and for each call without a client: that takes 30 ms of a processor."""
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
@@ -94,7 +94,7 @@ def unusable() -> list[str]:
 
 
 def forget_proxies() -> None:
-    """For a process that talks to our own servers only, whatever their addresses."""
+    """Forget proxies in a process that talks to our own servers only, whatever their addresses."""
     for name in _named():
         del os.environ[name]
 

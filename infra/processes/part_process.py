@@ -172,7 +172,8 @@ class PartProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stack(self) -> str:
-        """Where its process stands now; also while that is stuck. Callable from any thread."""
+        """Return where its process stands now; also while that is stuck. Callable from any
+        thread."""
         process = self._process
         return "(no process)\n" if process is None else f"{process.popen.pid}: {_stack(process)}"
 

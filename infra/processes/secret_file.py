@@ -31,7 +31,7 @@ def hand_over(job: str, secrets: Mapping[str, str]) -> None:
 
 
 def take_over(job: str) -> None:
-    """In the job: put what was left for it in its environment, and remove it.
+    """Put, in the job, what was left for it in its environment, and remove it.
 
     Raises InputError for what another user left, or could have changed.
     """

@@ -153,7 +153,7 @@ def _require_our_ports(stack: Stack) -> None:
 
 
 def status() -> list[ServiceState]:
-    """Every service, whether or not it runs; none when there was never a stack."""
+    """Return every service, whether or not it runs; none when there was never a stack."""
     stack = load_record()
     if stack is None:
         return []

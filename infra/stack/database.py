@@ -33,7 +33,7 @@ class Database:
 
     @property
     def shown(self) -> str:
-        """Without the password: for records, messages and pages."""
+        """Return the address without the password: for records, messages and pages."""
         return f"postgresql://{quote(self.user)}@{self._place}/{self.name}"
 
     def prefect_env(self) -> dict[str, str]:
@@ -41,7 +41,8 @@ class Database:
         return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
 
     def mlflow_env(self) -> dict[str, str]:
-        """Not an argument: everybody may read a process's arguments."""
+        """Return the address as a variable, not as an argument: everybody may read a process's
+        arguments."""
         return {"MLFLOW_BACKEND_STORE_URI": self._url("postgresql+psycopg2", "mlflow")}
 
     def prepare(self) -> None:
@@ -171,7 +172,7 @@ def prefect_env() -> dict[str, str]:
 
 
 def shown_database() -> str:
-    """Empty for the home's own files."""
+    """Return the database as it is shown; empty for the home's own files."""
     chosen = database()
     return chosen.shown if chosen else ""
 

@@ -170,7 +170,7 @@ def _state(node: Any) -> HostState:
 
 
 def doctor() -> list[Check]:
-    """Every check, in the order in which problems should be repaired. Nothing is changed."""
+    """Run every check, in the order in which problems should be repaired. Nothing is changed."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(_guarded, _CHECKS))
 

@@ -49,7 +49,7 @@ def python_version() -> Check:
 
 
 def packages() -> Check:
-    """Every package of the lock that was installed, in the version that the lock has."""
+    """Check every package of the lock that was installed, in the version that the lock has."""
     lock = installed_lock()
     if not lock.exists():
         return Check("packages", True, "no lock beside the code: an installed wheel", "")

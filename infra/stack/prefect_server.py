@@ -28,7 +28,7 @@ Body = dict[str, Any] | list[dict[str, Any]]
 
 
 def automation() -> dict[str, Any]:
-    """As Prefect's API takes it."""
+    """Write the automation as Prefect's API takes it."""
     beat = "prefect.flow-run.heartbeat"
     return {
         "name": "tributary: flows that died",

@@ -64,7 +64,7 @@ class Service:
 
 
 def services(stack: Stack) -> list[Service]:
-    """All that this host runs: the whole stack, or its part in the one that it joined."""
+    """Return all that this host runs: the whole stack, or its part in the one that it joined."""
     if stack.head:
         return [_joined_ray(stack)]
     here = [_ray(stack), _prefect_server(stack), _mlflow(stack)]
@@ -89,7 +89,8 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
 
 
 def prefect_service_env(stack: Stack, service: str) -> dict[str, str]:
-    """With the key, and without proxies that Prefect's programs cannot use."""
+    """Return the environment with the key, and without proxies that Prefect's programs cannot
+    use."""
     left_out = unusable()
     env = service_env(stack, service) | stack.secret_env()
     return {k: v for k, v in env.items() if k not in left_out}

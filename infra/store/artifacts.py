@@ -70,7 +70,7 @@ class ArtifactStore:
         return bool(self.store.listdir(_checkpoints(kind, digest)))
 
     def manifest(self, kind: str, digest: str) -> Manifest | None:
-        """All that is known about an artifact."""
+        """Return all that is known about an artifact."""
         path = f"{_folder(kind, digest)}/manifest.json"
         try:
             data = self.store.read(path)
@@ -188,7 +188,7 @@ class ArtifactStore:
             yield from (each for each in pool.map(self._listed, named) if each is not None)
 
     def list(self, *kinds: str) -> list[ArtifactRecord]:  # pyrefly: ignore[not-a-type]
-        """All finished artifacts, newest first. Reads every manifest: for a digest ask `find`."""
+        """List finished artifacts, newest first. Reads every manifest: for a digest ask `find`."""
         records = [self.record(manifest) for manifest in self.manifests(self.names(*kinds))]
         return sorted(records, key=lambda record: record.created, reverse=True)
 
@@ -316,7 +316,7 @@ class StageCheckpoints:
         self._store.write(f"{self._place}/{kind}/{name}", data)
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
-        """All that attempts noted under these numbers, in the order in which they did."""
+        """Return all that attempts noted under these numbers, in the order in which they did."""
         wanted = [f"{first:08d}"]
         if first != last:  # one number needs no list of all
             names = self._store.listdir(f"{self._place}/{kind}")

@@ -44,8 +44,8 @@ class Pin(Config):
 
 
 def pins(store: Store) -> list[Pin]:
-    """All of a store, by name. Raises DamagedRecord: what a pin that cannot be read keeps is not
-    known."""
+    """Return all pins of a store, by name. Raises DamagedRecord: what a pin that cannot be read
+    keeps is not known."""
     names = [name for name in store.listdir(_FOLDER) if name.endswith(".json")]
     return [_read(store, f"{_FOLDER}/{name}") for name in names]
 

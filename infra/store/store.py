@@ -247,7 +247,7 @@ class Store:
         return dest
 
     def local_path(self, path: str) -> Path | None:
-        """Where the path is on this machine, if the store is a local folder."""
+        """Return where the path is on this machine, if the store is a local folder."""
         return Path(self._full(path)) if self.is_local else None
 
     def url(self, path: str) -> str:

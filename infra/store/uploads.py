@@ -44,7 +44,7 @@ def note_destination(folder: Path, destination: Destination) -> None:
 
 
 def destination_of(folder: Path) -> Destination | None:
-    """Where a folder will be, or one in such a folder; None if nobody said so."""
+    """Return where a folder will be, or one in such a folder; None if nobody said so."""
     for whole in (folder, folder.parent):
         if (note := _destination(whole)).exists():
             found = Destination.model_validate_json(note.read_bytes())

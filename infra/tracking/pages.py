@@ -21,7 +21,7 @@ _TRAINING = {"workflowType": "machine_learning"}
 
 
 def start_page(uri: str) -> str:
-    """All experiments."""
+    """Return the page of all experiments."""
     return f"{uri}/#/experiments?{urlencode(_TRAINING)}"
 
 

@@ -41,8 +41,8 @@ class MlflowKeys:
 
 
 def flat_params(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Each value under its path, e.g. `settings.optimizer.lr`: `0.001`; what is too long is cut at
-    its end. Empty values have no param: in a table they would only widen it."""
+    """Return each value under its path, e.g. `settings.optimizer.lr`: `0.001`; what is too long is
+    cut at its end. Empty values have no param: in a table they would only widen it."""
     keys = MlflowKeys()
     found: dict[str, str] = {}
     for path, value in _leaves("", settings):

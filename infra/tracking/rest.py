@@ -252,7 +252,7 @@ class MlflowRest:
         return found.get("model_version")
 
     def registered_models(self) -> Iterator[dict[str, Any]]:
-        """All of them, each with its `name` and its `aliases`."""
+        """Yield all of them, each with its `name` and its `aliases`."""
         query: dict[str, Any] = {"max_results": 100}
         while True:
             page = self._call("GET", "/registered-models/search", query)
@@ -336,7 +336,7 @@ def aliased_artifact(uri: str, name: str, alias: str) -> AliasedArtifact | None:
 
 
 def aliased_artifacts(uri: str) -> Iterator[AliasedArtifact]:
-    """Every alias that points at an artifact."""
+    """Yield every alias that points at an artifact."""
     rest = MlflowRest(uri)
     for model in rest.registered_models():
         for entry in model.get("aliases", []):

@@ -118,7 +118,7 @@ class SpoolFile:
             file.close()  # before it had its lock, another process took it for left behind
 
     def clear(self) -> None:
-        """All of it was sent."""
+        """Empty the file: all of it was sent."""
         if self._file is not None:
             file, self._file = self._file, None
             with suppress(OSError):  # what a full disk did not take is written once more

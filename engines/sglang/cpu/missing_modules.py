@@ -49,7 +49,8 @@ class _PlaceholderType(type):
 
 
 class Placeholder(metaclass=_PlaceholderType):
-    """Any class of an import-only placeholder: may be created, called, indexed and subclassed."""
+    """Stands for any class of a module that is only imported: it may be created, called, indexed
+    and subclassed."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
 

@@ -65,7 +65,7 @@ class _Look:
 
 
 class ServedWeights:
-    """Not for use by two event loops."""
+    """Keeps servers of others on the stage's weights. It is not for use by two event loops."""
 
     def __init__(self, held: HeldServers, terms: ServerTerms, router: Router) -> None:
         self._held, self._terms, self._router = held, terms, router

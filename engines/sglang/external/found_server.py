@@ -260,7 +260,8 @@ def check_server(found: FoundServer, terms: ServerTerms) -> None:
 
 
 def takes_batches(url: str, terms: ServerTerms) -> bool:
-    """As the probe says; servers of ours repeat seeds where their options say so."""
+    """Tell whether a server takes batches, by a probe; servers of ours repeat seeds where their
+    options say so."""
     wanted = server_options(terms.spec, terms.model, port=0, tp=1, first_device=0)
     repeats_seeds = bool(wanted.get("enable_deterministic_inference"))
     return answers_batches(url, repeats_seeds=repeats_seeds)

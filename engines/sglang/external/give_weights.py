@@ -54,7 +54,7 @@ class WholeTensor:
 
 
 def folder_weights(folder: Path, bucket_bytes: int = BUCKET_BYTES) -> TrainedWeights:
-    """All tensors of a local folder, mapped and not read until they are packed.
+    """Return all tensors of a local folder, mapped and not read until they are packed.
 
     Raises InputError if a safetensors file is missing or damaged.
     """

@@ -148,7 +148,7 @@ def _trouble_restoring(own: OwnWeights) -> str:
 
 
 def note_keys(urls: Sequence[str]) -> None:
-    """From now on requests to these servers carry the key in the environment, or none."""
+    """Let requests to these servers carry the key in the environment, or none, from now on."""
     for url in urls:
         note_key(url, external_key())
 

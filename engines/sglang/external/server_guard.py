@@ -32,7 +32,7 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, own: OwnWeights, lock: ServerLock) -> None:
-        """From now on: if this process dies, this server gets its weights back."""
+        """Give this server its weights back if this process dies from now on."""
         if self._process is None:
             self._process = _start()
         self._tell({"own": asdict(own), "ttl_s": lock.ttl_s, "holder": lock.holder})

@@ -19,6 +19,6 @@ class Gemma3ForCausalLM(gemma3_causal.Gemma3ForCausalLM):
 
 
 def round_scale(embedding: Any) -> None:
-    """To the nearest number of the weights' type."""
+    """Round the scale to the nearest number of the weights' type."""
     exact = torch.tensor(embedding.embed_scale, dtype=embedding.weight.dtype)
     embedding.embed_scale = exact.item()

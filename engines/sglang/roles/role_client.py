@@ -26,7 +26,7 @@ MOST_ASKED = 64
 
 @dataclass(frozen=True, slots=True)
 class RoleAddress:
-    """Where one role's running servers."""
+    """The address of one role's running servers."""
 
     router_url: str
     max_batch: int
@@ -38,7 +38,7 @@ class RoleAddress:
     context_length: int
 
     def shared_by(self, clients: int) -> RoleAddress:
-        """For one of so many clients."""
+        """Return the address for one of so many clients."""
         return replace(self, most_asked=max(self.most_asked // clients, 1))
 
 

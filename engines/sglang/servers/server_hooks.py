@@ -62,7 +62,7 @@ def _shared_memory_name(kind: str) -> str:
 
 
 def adopt() -> None:
-    """From now on this process, and those that it starts, leave traces under its own name only."""
+    """Let this process, and those that it starts, leave traces under its own name only."""
     from sglang.srt.server_args import PortArgs
 
     claim_private_folder()

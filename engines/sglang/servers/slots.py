@@ -206,8 +206,8 @@ class Slot:
 
 
 class ServerSlots:
-    """All slots, on this host and on others. Methods block; those on different slots may run side
-    by side."""
+    """Holds all slots, on this host and on others. Methods block; those on different slots may run
+    side by side."""
 
     def __init__(self, agent: HostAgent) -> None:
         self._agent = agent

@@ -203,7 +203,8 @@ def served_memory(recipe: Recipe, stage: PlannedStage) -> Iterator[RoleMemory]:
 
 
 def role_model(recipe: Recipe, role: ServedRole) -> BaseModel | None:
-    """None of a model of which nothing is known. All that a recipe trains has its base's shape."""
+    """Describe a role's model; None where nothing is known of it. All that a recipe trains has its
+    base's shape."""
     return base_model(recipe.base) if is_stage(role.model) else folder_model(role.model)
 
 
@@ -313,7 +314,7 @@ def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
 
 def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """Where figures rest on a guess."""
+    """Say where figures rest on a guess."""
     served = {name: role for stage in plan for name, role in stage.roles.items()}
     for name, role in served.items():
         if role_model(recipe, role) is None:

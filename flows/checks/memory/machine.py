@@ -46,7 +46,7 @@ def device_bytes(resources: Resources, kind: str = "") -> int | None:
 def placement_problems(
     resources: Resources, plan: list[PlannedStage], devices: Devices
 ) -> Iterator[str]:
-    """Each as `field: what it needs; what there is`."""
+    """Yield each problem as `field: what it needs; what there is`."""
     yield from _pool(resources, plan, devices)
     for stage in plan:
         yield from _role_problems(resources, stage)

@@ -50,7 +50,8 @@ class BaseModel:
 
 
 def base_model(base: BaseSettings) -> BaseModel | None:
-    """None for a model of which nothing is known, or that the engines cannot train."""
+    """Describe the base; None for a model of which nothing is known, or that the engines cannot
+    train."""
     return _model(model_config(base), base.folder or "")
 
 
@@ -77,7 +78,7 @@ def _model(config: Mapping[str, Any] | None, folder: str) -> BaseModel | None:
 
 @functools.cache  # one look a command: a store far away takes seconds
 def served_config(folder: str) -> Mapping[str, Any] | None:
-    """None of a folder that is out of reach."""
+    """Read the folder's configuration; None for a folder that is out of reach."""
     try:
         return config_of(ModelFiles(folder))
     except (InputError, StorageError):
@@ -90,16 +91,17 @@ def _name_of(folder: str) -> str:
 
 
 def beside_trainer(trainer: TrainerMemory, server: ServerMemory) -> int:
-    """At the trainer's largest moment, which is a step beside sleeping servers, or a checkpoint
-    beside their weights: then gradients, activations and frozen models are not there."""
+    """Return what a server has beside a trainer at its largest moment, which is a step beside
+    sleeping servers, or a checkpoint beside their weights: then gradients, activations and frozen
+    models are not there."""
     made_room = trainer.gradients + trainer.activations + trainer.copies
     return ASLEEP_BYTES + max(server.weights - made_room, 0)
 
 
 def beside_server(trainer: TrainerMemory, table_bytes: int) -> int:
-    """While another server is repaired: the trainer's weights and the two buckets in which it sends
-    them. A tensor that is larger than a bucket is one, as the embedding and the output layer are,
-    of `table_bytes` each."""
+    """Return what is beside a server while another one is repaired: the trainer's weights and the
+    two buckets in which it sends them. A tensor that is larger than a bucket is one, as the
+    embedding and the output layer are, of `table_bytes` each."""
     return ASLEEP_BYTES + trainer.weights + 2 * max(BUCKET_BYTES, table_bytes)
 
 
@@ -288,7 +290,8 @@ def _likeliest_tokens(stage: PlannedStage, size: ModelSize) -> tuple[int, int]:
 
 
 def parts_of(role: RoleMemory) -> Mapping[str, int]:
-    """By what it is for, in bytes; the parts sum up to the total and what the cache fills."""
+    """Return the memory's parts in bytes, by what they are for; the parts sum up to the total and
+    what the cache fills."""
     parts = {**_own_parts(role.memory), "other side": role.beside}
     return parts | {"KV cache": parts["KV cache"] + role.filled} if role.filled else parts
 

@@ -105,7 +105,7 @@ class LiveParts:
 
 
 def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
-    """Every part by itself, so that each that is wrong is named; None if one is."""
+    """Build every part by itself, so that each that is wrong is named; None if one is."""
     from curricula.built_in_curricula import build as build_curriculum
     from engines.rollout.drivers.driver import build as build_driver
 
@@ -153,7 +153,7 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
 
 
 async def unasked(transcript: Transcript) -> Verdict:
-    """In place of a reward that asks a model: none is served here, and none is paid for."""
+    """Stand in place of a reward that asks a model: none is served here, and none is paid for."""
     raise EngineError("no model is asked while parts are tried")
 
 

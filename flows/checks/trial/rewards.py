@@ -46,7 +46,7 @@ _LONG = 400
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
-    """Each reward on every demonstration; the outcome on an empty answer, too."""
+    """Try each reward on every demonstration; the outcome on an empty answer, too."""
     for index, term in enumerate(live.terms):
         named = live.domain.rewards[index]
         at, limit = f"{live.where}.rewards.{index}", named.timeout_s

@@ -154,7 +154,8 @@ def _without_places(value: Any, field: str = "") -> Any:
 
 
 def licence_of(folder: Path) -> str:
-    """As the card that came with the model says, e.g. `apache-2.0`; `unknown` where none does."""
+    """Return the licence as the card that came with the model says, e.g. `apache-2.0`; `unknown`
+    where none does."""
     path = folder / CARD
     if not path.is_file():
         return UNKNOWN_LICENCE

@@ -26,7 +26,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class PairScores:
-    """Each answer's score of one pair."""
+    """Holds each answer's score of one pair."""
 
     better: float
     worse: float
@@ -92,7 +92,7 @@ class Orders:
 
     @classmethod
     def of(cls, found: Sequence[PairScores]) -> Orders | None:
-        """None where no pair was compared in both orders."""
+        """Compare both orders; None where no pair was compared in both orders."""
         chosen = [
             (before, after)
             for before, after in (each.chosen_first for each in found)

@@ -67,15 +67,15 @@ Scores = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Empty where the store does not say."""
+    """Who made an artifact; empty where the store does not say."""
 
     run: str = ""
     stage: str = ""
 
 
 def made_by(artifacts: ArtifactStore, record: ArtifactRecord) -> Maker:
-    """By its manifest; where that was written before manifests said so, by the claim of the attempt
-    whose files it has."""
+    """Tell who made an artifact, by its manifest; where that was written before manifests said so,
+    by the claim of the attempt whose files it has."""
     if record.run:
         return Maker(record.run, record.stage)
     attempt = int(record.url.rpartition("/a")[2])
@@ -102,7 +102,8 @@ class NamedModel:
 
 
 def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
-    """By the beginning of a digest, or by a stage of a run (the latest). Raises InputError."""
+    """Find an artifact by the beginning of a digest, or by a stage of a run (the latest). Raises
+    InputError."""
     found = list(islice(_beginning_with(artifacts, wanted), 2))
     if len(found) == 1:
         return found[0]

@@ -95,7 +95,7 @@ def serve_until_stopped(
     key: str,
     console: CommandConsole,
 ) -> int:
-    """Until Ctrl-C; -> exit code. `key`: how a shell finds it."""
+    """Serve until Ctrl-C; -> exit code. `key`: how a shell finds it."""
     told = f"starting {len(served)} model(s); logs in {endpoint.logs}"
     console.print(told, markup=False, soft_wrap=True)
     try:
@@ -171,7 +171,7 @@ def _read_by(what: str, parser: str) -> str:
 
 
 def shown_key(variable: str) -> str:
-    """For a shell; the key itself is in no output."""
+    """Return how a shell finds the key; the key itself is in no output."""
     return f"${variable}" if variable else f"$(cat {key_path()})"
 
 

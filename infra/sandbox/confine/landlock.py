@@ -45,7 +45,7 @@ def abi() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on only `readable` trees can be read and only `writable` ones changed.
+    """Let only `readable` trees be read and only `writable` ones be changed from now on.
 
     Needs no-new-privileges. Raises OSError where the kernel has no Landlock.
     """

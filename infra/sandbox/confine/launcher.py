@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def confine(order: dict[str, object]) -> None:
-    """All that the order names, or OSError."""
+    """Confine by all that the order names, or OSError."""
     sys.path.insert(0, _ROOT)
     from infra.sandbox.confine import landlock, libc, namespaces, seccomp
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import httpx
 from websockets.exceptions import ConnectionClosedOK, WebSocketException
@@ -300,16 +300,5 @@ class _Lines:
 
 
 def _state(details: dict[str, Any] | None) -> JobState:
-    match str(details["status"]).lower() if details else "unknown":
-        case "pending":
-            return "pending"
-        case "running":
-            return "running"
-        case "succeeded":
-            return "succeeded"
-        case "failed":
-            return "failed"
-        case "stopped":
-            return "stopped"
-        case _:
-            return "unknown"
+    said = str(details["status"]).lower() if details else ""
+    return next((state for state in get_args(JobState) if state == said), "unknown")

@@ -104,27 +104,21 @@ def ask(
     that of a name which is taken. A server that is busy is asked again for `busy` seconds. Raises
     InfrastructureError."""
     try:
-        return _asked(stack, method, path, body, there_already, busy)
+        # On SQLite the server turns a write away while another one is going on.
+        for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=busy):
+            with attempt:
+                reply = httpx.request(
+                    method, stack.prefect_api + path, json=body, timeout=CALL_SECONDS,
+                    trust_env=False, verify=certificates(), headers=basic(),
+                )  # fmt: skip
+                if not (there_already and reply.status_code == 409):
+                    reply.raise_for_status()
+                return loosed(reply)
     except httpx.HTTPError as error:
         raise InfrastructureError(
             f"Prefect's server did not do {method} {path}: {type(error).__name__}: {error}. Its log"
             f" is {home() / 'logs' / 'prefect-server.log'}; run `tributary up` again"
         ) from error
-
-
-def _asked(
-    stack: Stack, method: str, path: str, body: Body | None, there_already: bool, busy: float
-) -> httpx.Response:
-    # On SQLite the server turns a write away while another one is going on.
-    for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=busy):
-        with attempt:
-            reply = httpx.request(
-                method, stack.prefect_api + path, json=body, timeout=CALL_SECONDS,
-                trust_env=False, verify=certificates(), headers=basic(),
-            )  # fmt: skip
-            if not (there_already and reply.status_code == 409):
-                reply.raise_for_status()
-            return loosed(reply)
     raise AssertionError("stamina raises what the last try raised")
 
 

@@ -20,6 +20,7 @@ import psutil
 
 from engines.devices.waiting_time import SilentWork
 from infra.errors import EngineError
+from infra.processes.children import end_of_log
 from infra.processes.leftovers import leftovers_of, remove_leftovers
 from infra.secret_references import with_secrets_of_the_store
 
@@ -238,9 +239,4 @@ def _home() -> dict[str, str]:
 
 def log_tail(path: Path, lines: int = 15) -> str:
     """Last lines of a log file, for error messages; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 16384))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
+    return "\n".join(end_of_log(path, 16384).splitlines()[-lines:])

@@ -73,17 +73,15 @@ def _require_different(named: Sequence[str], records: Sequence[RunRecord]) -> No
 
 def _print(found: Comparison, console: CommandConsole) -> None:
     for run, lines in found.differences.items():
-        _say(
-            f"warning: {run} is of another recipe than {found.runs[0]}, so nothing is averaged:",
-            console,
+        console.say(
+            f"warning: {run} is of another recipe than {found.runs[0]}, so nothing is averaged:"
         )
         for line in lines:
-            _say(f"  {line}", console)
+            console.say(f"  {line}")
     for equal in found.equal:
-        _say(
+        console.say(
             f"warning: {', '.join(equal)} share one evaluation: they are equal, and count as"
-            f" {len(equal)} runs below though they are one result",
-            console,
+            f" {len(equal)} runs below though they are one result"
         )
     if not found.differences:
         title = f"mean and standard deviation, n = {len(found.runs)} runs"
@@ -101,13 +99,9 @@ def _print(found: Comparison, console: CommandConsole) -> None:
         if pair.scores:
             console.print(_pair(pair))
             if pair.same:
-                _say(f"one artifact in both runs, so not tested: {', '.join(pair.same)}", console)
+                console.say(f"one artifact in both runs, so not tested: {', '.join(pair.same)}")
         else:
-            _say(f"{pair.first} and {pair.second}: not compared in pairs: {pair.why_not}", console)
-
-
-def _say(text: str, console: CommandConsole) -> None:
-    console.say(text)
+            console.say(f"{pair.first} and {pair.second}: not compared in pairs: {pair.why_not}")
 
 
 def _pair(pair: PairOfRuns) -> Table:

@@ -19,6 +19,7 @@ from flows.running.records import RunRecord, StageRecord, run_entries, store_of,
 from flows.running.run_lock import is_running
 from infra.config import Found
 from infra.errors import InputError, TributaryError
+from infra.processes.children import end_of_log
 from tasks.durable.launch import log_path
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 3600.0
@@ -130,12 +131,7 @@ def _running(run: str, stage: StageRecord, servers: str) -> RunningStage:
 
 def _last(job: str, metrics: Mapping[str, str]) -> dict[str, float]:
     """Return what the job's log shows of its last step, by name; `metrics` are patterns."""
-    try:
-        with log_path(job).open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except OSError:
-        return {}
+    text = end_of_log(log_path(job), _TAIL_BYTES)
     return {
         name: float(found[-1])
         for name, metric in metrics.items()

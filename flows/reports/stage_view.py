@@ -11,6 +11,7 @@ from typing import Any
 
 from flows.plan import PlannedStage
 from flows.running.records import RunRecord, RunState, StageRecord
+from infra.processes.children import end_of_log
 from infra.store.artifacts import ArtifactStore, Manifest
 from infra.timeline import TRACE_FILE, TRAINER, Trace, read_trace
 from tasks.admit.admission import CAUSES
@@ -126,12 +127,7 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
 def _series_so_far(job: str) -> dict[str, Points]:
     """What the job's log says of its steps; nothing on a machine that has no such log."""
     found: dict[str, dict[int, float]] = {}
-    try:
-        with log_path(job).open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - _READ_BYTES))
-            text = log.read().decode(errors="replace")
-    except OSError:
-        return {}
+    text = end_of_log(log_path(job), _READ_BYTES)
     for step, said in re.findall(r"^step (\d+): (.*)$", text, re.MULTILINE):
         for name, value in re.findall(r"(\S+)=(-?[\d.]+(?:e[+-]?\d+)?)(?= |$)", said):
             found.setdefault(name, {})[int(step)] = float(value)
@@ -324,14 +320,7 @@ def failure_of(run: str, state: RunState, views: Sequence[StageView]) -> Failure
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
     """The last lines of a log, and at most 16 KiB of them; empty where there is none."""
-    try:
-        with path.open("rb") as log:
-            log.seek(0, 2)
-            log.seek(max(0, log.tell() - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(end_of_log(path, _TAIL_BYTES).splitlines()[-lines:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,14 +160,19 @@ def memory_bytes(processes: Iterable[psutil.Process]) -> int:
     return total
 
 
+def end_of_log(path: Path, num_bytes: int) -> str:
+    """Return the text of at most so many bytes at a log's end; empty on a machine without it."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - num_bytes))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
     """Last lines of a log, each after `  | `; a note when there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 64_000))
-            text = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        text = []
+    text = end_of_log(log, 64_000).splitlines()
     return "\n".join(f"  | {line}" for line in text[-lines:]) or "  | (no log)"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import InputError
-from infra.home import SOURCE_ROOT, home, runtime_dir, stack_temporary_dir
+from infra.home import SOURCE_ROOT, home, runtime_dir, stack_temporary_dir, write_whole
 from infra.processes.children import ProcessRecord, birth_of
 from infra.processes.leftovers import private_folder
 from infra.stack import up
@@ -107,3 +107,13 @@ def test_ports_that_others_took_meanwhile_are_replaced(
     assert after.ports["mlflow"] not in before.ports.values()
     kept = {k: v for k, v in before.ports.items() if k != "mlflow"}
     assert {k: v for k, v in after.ports.items() if k != "mlflow"} == kept
+
+
+def test_who_reads_a_file_while_it_is_replaced_sees_the_old_one_whole(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "note.json"
+    write_whole(file, "old and longer")
+    with file.open() as reader:
+        write_whole(file, b"new")
+        assert reader.read() == "old and longer"
+    assert file.read_text() == "new"
+    assert [each.name for each in file.parent.iterdir()] == ["note.json"], "no draft is left"

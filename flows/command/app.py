@@ -169,7 +169,14 @@ Set = Annotated[
     Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
-
+Root = Annotated[str, Parameter(help="The store to look in; default: the latest run's.")]
+Run = Annotated[
+    str,
+    Parameter(
+        help="A run's id or name, or a recipe's name (its latest run); empty is the latest run."
+    ),
+]
+InProcess = Annotated[bool, Parameter(help="Run in this process, without the Prefect server.")]
 Open = Annotated[bool, Parameter(name="--open", negative=(), help="Open the page in a browser.")]
 
 

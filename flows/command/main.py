@@ -24,7 +24,19 @@ from cyclopts import (
 )
 from cyclopts.validators import Number
 
-from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
+from flows.command.app import (
+    InProcess,
+    Json,
+    Open,
+    Root,
+    Run,
+    Set,
+    app,
+    console,
+    errors,
+    examples,
+    unwrap_help,
+)
 from flows.command.declared import models, runs, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 from infra.processes.network import bypass
@@ -62,7 +74,7 @@ def run(
     set_: Set | None = None,
     expert: str = "",
     name: str = "",
-    in_process: bool = False,
+    in_process: InProcess = False,
     from_: Annotated[str, Parameter(name="--from")] = "",
     until: str = "",
     only: str = "",
@@ -78,7 +90,6 @@ def run(
         recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
         expert: Run only the stages and the evaluation of this expert.
         name: Another name for this run.
-        in_process: Run in this process, without the Prefect server.
         from_: Begin with this stage; what does not depend on it must be in the store.
         until: End after this stage, and run nothing that it does not need.
         only: Run this stage alone; what it is made from must be in the store.
@@ -110,7 +121,7 @@ def rounds(
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=8))] = 1,
     set_: Set | None = None,
     name: str = "",
-    in_process: bool = False,
+    in_process: InProcess = False,
 ) -> int:
     """Add rounds of self-distillation to one expert, after the newest round of the same settings.
 
@@ -122,7 +133,6 @@ def rounds(
         expert: Which expert; it is trained first if necessary.
         rounds: How many rounds to add, 1 to 8.
         name: Another name for this run.
-        in_process: Run in this process, without the Prefect server.
     """
     from flows.command.run_command import start_rounds
 
@@ -130,13 +140,10 @@ def rounds(
 
 
 @app.command(help_epilogue=examples("resume", "resume cpu-demo"))
-def resume(run: str = "", /) -> int:
+def resume(run: Run = "", /) -> int:
     """Continue a failed, crashed, stopped or cancelled run, or follow one that is still running.
 
     Finished stages do not run again.
-
-    Args:
-        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
     """
     from flows.command.run_command import continue_run
 
@@ -167,7 +174,7 @@ def check(
 
 @app.command(help_epilogue=examples("report --open", "report cpu-demo --json", "report --serve"))
 def report(
-    run: str = "",
+    run: Run = "",
     /,
     *,
     json: Json = False,
@@ -177,7 +184,6 @@ def report(
     """Show the scores by model and domain, with times, and write the run's page.
 
     Args:
-        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
         serve: Serve the page on this machine instead, with curves that grow, until Ctrl-C.
     """
     from flows.command.show import show_report
@@ -219,7 +225,7 @@ def preview(
     system: str = "",
     pattern: str = "",
     roles: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
-    root: str = "",
+    root: Root = "",
     json: Json = False,
 ) -> int:
     """Show rows of your own files as a model sees them: tokens, loss mask, bad rows.
@@ -241,7 +247,6 @@ def preview(
         pattern: Of prompts: regular expression, what of a reference counts, e.g. '#### (.+)'.
         roles: Of documents that are conversations: whose messages the loss is taken on, e.g.
             assistant tool; all: every token.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.preview import ReadAs, preview_files
 

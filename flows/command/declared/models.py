@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from flows.command.app import Json, app, artifacts_app, console, examples, fleet_app
+from flows.command.app import Json, Root, app, artifacts_app, console, examples, fleet_app
 
 Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)]
 Switch = Annotated[bool, Parameter(negative=())]
@@ -30,7 +30,7 @@ def serve(
     servers: int = 1,
     tp: int = 1,
     sglang: Several = None,
-    root: str = "",
+    root: Root = "",
 ) -> int:
     """Serve models over OpenAI's API until Ctrl-C; requests choose one by its name.
 
@@ -47,7 +47,6 @@ def serve(
         servers: How many servers each model gets.
         tp: How many devices each server gets.
         sglang: SGLang server arguments as NAME=VALUE, e.g. context_length=8192.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.serve import ServeOptions
     from flows.command.models.serve import serve as run
@@ -69,7 +68,7 @@ def chat(
     temperature: float = 0.7,
     max_tokens: int | None = None,
     thinking: Switch = False,
-    root: str = "",
+    root: Root = "",
 ) -> int:
     """Converse with a model; through a pipe, each line is a message and only answers are printed.
 
@@ -79,7 +78,6 @@ def chat(
         temperature: Of sampling; 0 always takes the likeliest token.
         max_tokens: Longest answer; default: what the context has room for, at most 512.
         thinking: Let the model think first; one whose template always opens a thought always does.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.chat_command import ChatOptions
     from flows.command.models.chat_command import chat as run
@@ -90,14 +88,13 @@ def chat(
 @app.command(
     help_epilogue=examples("export agent-rl ./agent", "export @best ./best --license apache-2.0")
 )
-def export(model: str, folder: str, /, *, license: str = "", root: str = "") -> int:
+def export(model: str, folder: str, /, *, license: str = "", root: Root = "") -> int:
     """Write a model as an HF folder with its card and its lineage. Overwrites nothing.
 
     Args:
         model: As for `serve`.
         folder: Where to; made if missing, must be empty.
         license: What the card states, e.g. apache-2.0; default: the base model's, if it is known.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.export import export as run
 
@@ -110,7 +107,7 @@ def export(model: str, folder: str, /, *, license: str = "", root: str = "") -> 
     )
 )
 def push(
-    model: str, to: str, /, *, license: str = "", public: Switch = False, root: str = ""
+    model: str, to: str, /, *, license: str = "", public: Switch = False, root: Root = ""
 ) -> int:
     """Export a model to a bucket or to a hub (HF_ENDPOINT, HF_TOKEN).
 
@@ -119,7 +116,6 @@ def push(
         to: An empty prefix such as s3://BUCKET/PREFIX, or hf:ORG/NAME[@BRANCH]: one more commit.
         license: As for `export`.
         public: Let everybody see a repository that this creates; it is private otherwise.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.export import push as run
 
@@ -131,7 +127,7 @@ def push(
         "convert ./model ./megatron", "convert ./megatron ./model --like hf:Qwen/Qwen3-0.6B"
     )
 )
-def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> int:
+def convert(source: str, folder: str, /, *, like: str = "", root: Root = "") -> int:
     """Convert a model from HF to Megatron's dist_checkpointing or back, and compare logits.
 
     Args:
@@ -139,7 +135,6 @@ def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> i
         folder: Where to; made if missing, must be empty.
         like: A model with the configuration and tokenizer, for a dist_checkpointing folder that has
             none beside it.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.export import convert as run
 
@@ -155,7 +150,7 @@ def align(
     *,
     dtype: Literal["fp32", "bf16"] = "fp32",
     tokens: int = 32,
-    root: str = "",
+    root: Root = "",
     json: Json = False,
 ) -> int:
     """Run a model in the trainer, in SGLang and in transformers, and name what first differs.
@@ -167,7 +162,6 @@ def align(
         model: As for `serve`.
         dtype: Type of weights and sums.
         tokens: How many tokens; more than a sliding window has, to see its mask.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.export import align as run
 
@@ -192,13 +186,12 @@ def gc(*, keep_runs: int = 3, yes: Switch = False, json: Json = False, root: str
 
 
 @artifacts_app.command(help_epilogue=examples("artifacts pin agent-rl --note paper"))
-def pin(artifact: str, /, *, note: str = "", root: str = "") -> int:
+def pin(artifact: str, /, *, note: str = "", root: Root = "") -> int:
     """Keep an artifact whatever `gc` finds.
 
     Args:
         artifact: A digest (or its beginning), a stage, or an alias.
         note: Why.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.collect import pin as run
 
@@ -206,12 +199,11 @@ def pin(artifact: str, /, *, note: str = "", root: str = "") -> int:
 
 
 @artifacts_app.command(help_epilogue=examples("artifacts unpin agent-rl"))
-def unpin(artifact: str, /, *, root: str = "") -> int:
+def unpin(artifact: str, /, *, root: Root = "") -> int:
     """Let `gc` delete an artifact that nothing else needs.
 
     Args:
         artifact: A digest (or its beginning), a stage, or an alias.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.collect import unpin as run
 
@@ -229,7 +221,7 @@ Way = Literal["auto", "broadcast", "disk"]
     )
 )
 def publish(
-    model: str, /, *, to: Addresses, by: Way = "auto", root: str = "", json: Json = False
+    model: str, /, *, to: Addresses, by: Way = "auto", root: Root = "", json: Json = False
 ) -> int:
     """Push a model's weights to running SGLang servers of others, all or none.
 
@@ -240,7 +232,6 @@ def publish(
         to: Addresses of servers, or of a router that knows them: http://HOST:PORT
         by: How weights travel. auto: broadcast, and disk where that does not work. disk: the
             servers read the folder themselves, under this very path.
-        root: The store to look in; default: the latest run's.
     """
     from flows.command.models.export import publish_model
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from flows.command.app import Json, Open, Set, app, console, examples
+from flows.command.app import InProcess, Json, Open, Root, Run, Set, app, console, examples
 
 
 @app.command(help_epilogue=examples("runs", "runs --limit 5 --json"))
@@ -35,7 +35,7 @@ def label(
     to: str,
     run: str = "",
     by: str = "",
-    root: str = "",
+    root: Root = "",
     open_: Open = False,
 ) -> int:
     """Choose the better of two answers, on a page of this machine, until Ctrl-C.
@@ -48,7 +48,6 @@ def label(
         to: The file of rows, *.jsonl; another session of the same file goes on where it ended.
         run: A run's id or name; default: the latest.
         by: Who chooses, as the rows say; default: your user's name.
-        root: The store to look in; default: the latest run's.
     """
     from flows.reports.labelling import label as serve
 
@@ -77,7 +76,7 @@ def top(
 
 @app.command(help_epilogue=examples("logs", "logs cpu-demo agent-rl --follow"))
 def logs(
-    run: str = "",
+    run: Run = "",
     stage: str = "",
     /,
     *,
@@ -86,7 +85,6 @@ def logs(
     """Print the log of a stage's job.
 
     Args:
-        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
         stage: A stage of the run; empty is the one that started last.
         follow: Go on until the stage is over.
     """
@@ -96,14 +94,11 @@ def logs(
 
 
 @app.command(help_epilogue=examples("cancel", "cancel cpu-demo", "cancel agent-alone --json"))
-def cancel(run: str = "", /, *, json: Json = False) -> int:
+def cancel(run: Run = "", /, *, json: Json = False) -> int:
     """Stop a run: its stages write a checkpoint and end. `resume` continues it.
 
     Stages that it shares with another run go on for that one. Exit code 1 if it still runs after
     90 seconds.
-
-    Args:
-        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
     """
     from flows.command.runs_command import cancel_run
 
@@ -113,7 +108,7 @@ def cancel(run: str = "", /, *, json: Json = False) -> int:
 @app.command(
     help_epilogue=examples("retry cpu-demo agent-rl", "retry cpu-demo evaluate --in-process")
 )
-def retry(run: str, stage: str, /, *, in_process: bool = False) -> int:
+def retry(run: str, stage: str, /, *, in_process: InProcess = False) -> int:
     """Do a stage of a run again, and everything that is made from it, in a new run.
 
     Results of the old run stay as they are. A stage that did not finish goes on from its last
@@ -122,7 +117,6 @@ def retry(run: str, stage: str, /, *, in_process: bool = False) -> int:
     Args:
         run: A run's id or name, or a recipe's name (its latest run).
         stage: A stage of the run, e.g. agent-rl.
-        in_process: Run in this process, without the Prefect server.
     """
     from flows.command.runs_command import retry_stage
 
@@ -132,14 +126,13 @@ def retry(run: str, stage: str, /, *, in_process: bool = False) -> int:
 @app.command(
     help_epilogue=examples("replay agent-rl", "replay agent-rl --run cpu-demo --in-process --json")
 )
-def replay(stage: str, /, *, run: str = "", in_process: bool = False, json: Json = False) -> int:
+def replay(stage: str, /, *, run: Run = "", in_process: bool = False, json: Json = False) -> int:
     """Train a stage again on the rollouts that it kept, and say whether the weights are the same.
 
     The stage must have run with `keep_rollouts: true`. No server is needed.
 
     Args:
         stage: Name of a finished stage, e.g. agent-rl.
-        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
         in_process: Train from this process, without the Prefect server.
     """
     from flows.command.runs_command import replay_stage

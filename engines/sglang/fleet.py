@@ -175,7 +175,9 @@ class Fleet:
 
     async def load(self, model: Path, version: int) -> None:
         """Serve the weights of another HF folder as `version`; nothing may be generating."""
-        await self._serve(replace(self._terms, model=model, version=version))
+        terms = replace(self._terms, model=model, version=version)
+        await self._lease.prepare(terms, _bound_s(model))
+        self._terms = terms
 
     async def hold(self, parts: Collection[ServerPart]) -> Held:
         """Have these parts on the servers' devices, and no others; nothing may be generating.
@@ -195,10 +197,6 @@ class Fleet:
         """Give the servers back; they stay warm. Doing it twice is harmless."""
         await self.client.close()
         await self._lease.release()
-
-    async def _serve(self, terms: ServerTerms) -> None:
-        await self._lease.prepare(terms, _bound_s(terms.model))
-        self._terms = terms
 
     async def __aenter__(self) -> Self:
         return self

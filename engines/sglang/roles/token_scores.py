@@ -29,13 +29,13 @@ from infra.errors import EngineError
 
 _CONNECT_S = 30.0
 _AGAIN_S = 0.5
-_BUSY = (408, 429)
 _PATIENCE_S = 120.0
 """a lost server is back within seconds; its weights may take longer"""
 
 
 def _is_passed(status: int) -> bool:
-    return status >= 500 or status in _BUSY
+    """Whether a server that answers so may answer otherwise later: it is lost, or busy."""
+    return status >= 500 or status in (408, 429)
 
 
 class _Again(Exception):
@@ -181,5 +181,5 @@ class TokenScorer:
 def _may_pass(error: Exception) -> bool:
     """Whether another try may help: a server that was lost is started again."""
     if isinstance(error, Refused):
-        return error.status >= 500 or error.status in (408, 429)
+        return _is_passed(error.status)
     return isinstance(error, NoConnection | NoAnswerInTime)

@@ -44,8 +44,8 @@ def sentences_of(text: str) -> list[str]:
 
 
 def ended_sentences_of(text: str) -> list[tuple[str, str]]:
-    """Each sentence without its end, and its end, e.g. `Is it? So` -> `[("Is it", "?"), ("So",
-    "")]`."""
+    """Return each sentence without its end, and its end, e.g. `Is it? So` -> `[("Is it", "?"),
+    ("So", "")]`."""
     found, begin = list[tuple[str, str]](), 0
     for end in _SENTENCE_END.finditer(text):
         found.append((text[begin : end.start()].strip(), end[1] or end[2]))

@@ -115,7 +115,8 @@ class RewardSpec(HookSpec):
 
     @property
     def served_models(self) -> Mapping[str, str]:
-        """By role, which is what resources call them; empty of a reward that asks none."""
+        """Return the models by role, which is what resources call them; empty of a reward that asks
+        none."""
         return self.served.by_role(self.name) if self.served is not None else {}
 
     @property

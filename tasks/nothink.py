@@ -140,8 +140,8 @@ def _in_both_modes(domain: LiveDomain, share: NothinkShare, split: Split, seed: 
 
 
 def held_out_of(domains: Sequence[LiveDomain], count: int, seed: int) -> list[HeldOut]:
-    """So many held-out problems of each domain; of one in both modes, with thinking off as well.
-    Their scores are outcomes; beside these, reward models alone are asked."""
+    """Draw so many held-out problems of each domain; of one in both modes, with thinking off as
+    well. Their scores are outcomes; beside these, reward models alone are asked."""
     from engines.rollout.evaluator import HeldOut
 
     held_out: list[HeldOut] = []

@@ -126,8 +126,8 @@ class Place:
         return replace(self, admitted=self.fit, pools=())
 
     def admitted_problems(self, split: Split) -> dict[str, str]:
-        """By role, the stage whose admitted problems are drawn; empty where there is none. Raises
-        InputError where it tried other problems than those that would be drawn."""
+        """Return, by role, the stage whose admitted problems are drawn; empty where there is none.
+        Raises InputError where it tried other problems than those that would be drawn."""
         by = self.admitted
         if by is None:
             return {}

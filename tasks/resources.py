@@ -92,7 +92,8 @@ async def _connect(roles: RoleClients, context: StageContext, fleets: Mapping[st
 
 
 def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
-    """Where a sweep's rollouts are durable as they finish; the last ones when the stack ends."""
+    """Open the journal where a sweep's rollouts are durable as they finish; the last ones when the
+    stack ends."""
     from engines.rollout.records.journals import RolloutJournal
 
     journal = RolloutJournal(context.checkpoints, every_s=NOTE_SECONDS)
@@ -179,8 +180,8 @@ class _Warns(Protocol):
 async def read_fitting_rows(
     context: StageContext, domains: Sequence[LiveDomain], chat: Chat, longest: int
 ) -> None:
-    """As `read_rows`, without prompts that leave no room for an answer in the `longest` sequence:
-    how many there are is known with the model."""
+    """Read rows as `read_rows`, without prompts that leave no room for an answer in the `longest`
+    sequence: how many there are is known with the model."""
     from engines.draws import leave_out_long
 
     for domain in domains:

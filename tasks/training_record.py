@@ -81,7 +81,7 @@ class Series:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Every second one, with the first and the last, where there are too many to keep."""
+    """Keep every second one, with the first and the last, where there are too many to keep."""
     return [*points[:-1:2], points[-1]] if len(points) > 2 * FEWEST_POINTS else points
 
 

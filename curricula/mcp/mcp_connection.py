@@ -70,7 +70,7 @@ class _Result(BaseModel):
 
 
 class McpConnection:
-    """For one event loop; its calls may come from any task of it."""
+    """Serves one event loop; its calls may come from any task of it."""
 
     def __init__(self, server: McpServer) -> None:
         """Starts it. Raises InputError as `McpStreams` does."""
@@ -96,7 +96,7 @@ class McpConnection:
             self._session.exception()
 
     async def tools(self) -> list[Tool]:
-        """All that it lists. Raises McpLost."""
+        """Return all that the server lists. Raises McpLost."""
         from mcp.types import ListToolsRequest, PaginatedRequestParams
 
         found, cursor, size = list[Tool](), None, 0

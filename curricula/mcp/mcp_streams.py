@@ -76,7 +76,7 @@ def _require_program(server: McpServer) -> None:
 
 
 class McpStreams:
-    """For one event loop; open them once."""
+    """Serve one event loop, and are opened once."""
 
     def __init__(self, server: McpServer) -> None:
         """Raises InputError for a secret that is not set, a program that is not there, and where

@@ -50,7 +50,7 @@ class HeldOutWords:
 
 
 def runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
-    """All runs of n words; of a shorter text the whole, which no run of n words equals."""
+    """Yield all runs of n words; of a shorter text the whole, which no run of n words equals."""
     words = _WORD.findall(normal_form("NFKC", text).lower())
     if 0 < len(words) <= n:
         yield tuple(words)

@@ -95,7 +95,8 @@ class Counts:
 
     @property
     def tally(self) -> RowTally:
-        """All rows that are left out, but for those of which an earlier one has the prompt."""
+        """Count all rows that are left out, but for those of which an earlier one has the
+        prompt."""
         bad = Counter(self.bad)
         if self.contaminated:
             bad[Reason.CONTAMINATED] = self.contaminated
@@ -244,7 +245,8 @@ class Builder:
 
 
 def split_of(content: int, source: PromptSource, shares: Shares) -> Split:
-    """By a prompt's 64-bit checksum: a number from 0 to 1, of which each split has a part."""
+    """Choose the split by a prompt's 64-bit checksum: a number from 0 to 1, of which each split has
+    a part."""
     if source.split == "heldout":
         return "heldout"
     at = content / 2**64

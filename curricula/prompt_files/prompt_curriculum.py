@@ -168,7 +168,7 @@ class Files:
         return found
 
     def add_held_out(self, words: HeldOutWords) -> None:
-        """All rows of the held-out split."""
+        """Add all rows of the held-out split."""
         for position in range(self.num_rows("heldout")):
             problem, prompt = self._problem("heldout", 0, position)
             words.add(problem.id, prompt.text_asked)

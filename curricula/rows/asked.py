@@ -60,7 +60,7 @@ def question_and_answer(row: Fields) -> tuple[str, str] | None:
 
 
 def layout_of(asked: Asked, said: str) -> str:
-    """For a person. Example: `instruction + input -> output (Alpaca)`."""
+    """Name the layout for a person. Example: `instruction + input -> output (Alpaca)`."""
     name = _KNOWN.get((asked.columns.partition(" ")[0], said))
     return f"{asked.columns} -> {said}" + (f" ({name})" if name else "")
 

@@ -54,7 +54,7 @@ class Fields:
 
     @property
     def names(self) -> list[str]:
-        """All its keys."""
+        """Return all its keys."""
         return [*self.values, *self._faults]
 
     @property

@@ -391,6 +391,6 @@ def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) ->
 
 
 def num_shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """With how many equal messages both begin."""
+    """Count with how many equal messages both begin."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -44,7 +44,7 @@ def shallow(read: Callable[P, T]) -> Callable[P, T]:
 
 
 def kind_of(value: Any) -> str:
-    """In words."""
+    """Name the kind in words."""
     return _KINDS.get(type(value), f"a value of type {type(value).__name__}")
 
 

@@ -60,7 +60,8 @@ class SessionRecord:
         self._tokens_not_delivered += turn.end - turn.begin
 
     def notes(self, turns: Sequence[Turn], lines: Sequence[TokenSession]) -> list[dict[str, Json]]:
-        """For each line, which is a sample, its turns; with the first, what the session was."""
+        """Return, for each line, which is a sample, its turns; with the first, what the session
+        was."""
         notes: list[dict[str, Json]] = []
         for line in lines:
             own: list[Json] = [self._turn(turn) for turn in turns if turn.line is line]

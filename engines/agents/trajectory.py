@@ -74,7 +74,7 @@ class Turn:
 
     @property
     def tokens(self) -> Tokens:
-        """All up to its end, its own and those before them."""
+        """Return all tokens up to its end, its own and those before them."""
         return np.empty(0, np.int32) if self.line is None else self.line.tokens[: self.end]
 
     @property
@@ -83,7 +83,7 @@ class Turn:
         return self.line is not None and len(self.line.tokens) == self.end
 
     def path(self) -> list[Turn]:
-        """From the first turn to this one, without the root."""
+        """Return the turns from the first turn to this one, without the root."""
         found: list[Turn] = []
         turn = self
         while turn.parent is not None:

@@ -93,7 +93,7 @@ class ChildProcesses:
         return self._begin(asked | {"environment": _home() | dict(environment)})
 
     def exit_code(self, pid: int) -> int | None:
-        """None while the child runs."""
+        """Return the exit code; None while the child runs."""
         try:
             return self._ask({"do": "status", "pid": pid})["exit"]
         except ParentEnded:

@@ -61,7 +61,8 @@ class LeaseBook:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """All live leases, oldest grant first; an expired one counts until `end_lost` ends it."""
+        """Return all live leases, oldest grant first; an expired one counts until `end_lost` ends
+        it."""
         return tuple(self._leases.values())
 
     def holder_of(self, unit: str) -> Lease | None:
@@ -78,7 +79,7 @@ class LeaseBook:
         is_sole: bool = False,
         is_placed: bool = False,
     ) -> Lease | None:
-        """All of `units` for `ttl` seconds, or None if any of them is leased.
+        """Grant all of `units` for `ttl` seconds, or None if any of them is leased.
 
         A unit of an expired lease stays leased until `end_lost` ends it: its owner must first see
         what state the old holder left it in.

@@ -71,12 +71,13 @@ class SeparateDevices:
 
     @asynccontextmanager
     async def keeping(self) -> AsyncGenerator[None]:
-        """While the trainer's state is written or read; nothing may be generating."""
+        """Hold the devices while the trainer's state is written or read; nothing may be
+        generating."""
         yield
 
     @asynccontextmanager
     async def publishing(self) -> AsyncGenerator[None]:
-        """While weights go from the trainer to the servers."""
+        """Hold the devices while weights go from the trainer to the servers."""
         yield
 
     @property

@@ -45,7 +45,7 @@ class WorkRate:
         return self._floor_s + _MUCH_SLOWER * amount / self._slowest_per_s
 
     def took(self, amount: float, seconds: float) -> None:
-        """So much work was done in so many seconds."""
+        """Note that so much work was done in so many seconds."""
         if amount > 0 and seconds > 0:
             rate = amount / seconds
             known = self._slowest_per_s

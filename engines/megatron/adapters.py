@@ -300,7 +300,7 @@ def adapters_off(network: nn.Module) -> Generator[None]:
 
 
 def whole_adapters(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """All matrices under `peft`'s names, on the CPU of every rank; all ranks call it."""
+    """Return all matrices under `peft`'s names, on the CPU of every rank; all ranks call it."""
     own = {name: t.cpu().clone() for a in adapters_of(network) for name, t in a.whole()}
     for group in (layout.ep_group, layout.pp_group):
         if (ranks := group.size()) > 1:

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def device() -> torch.device:
-    """Where this process's parameters and activations live."""
+    """Return where this process's parameters and activations live."""
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda() else CPU
 
 
@@ -39,7 +39,7 @@ def backend() -> str:
 
 
 def cuda_means_cpu() -> AbstractContextManager[Any]:
-    """Around optimizer and checkpoint calls, which write `device='cuda'` literally."""
+    """Wrap optimizer and checkpoint calls, which write `device='cuda'` literally."""
     return contextlib.nullcontext() if has_cuda() else _CudaMeansCpu()
 
 

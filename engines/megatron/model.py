@@ -121,9 +121,9 @@ class PolicyModel(PackedModel):
         num_top: int = 0,
         **kwargs: Any,
     ) -> Tensor:
-        """On the last stage [2, R]: logprobs of the pack's labels at this temperature (or that of
-        each sequence), then entropies, with a gradient where the loss has them, both among the
-        tokens that were kept; without a temperature the logits, [R, V / tp]. [T, 1, H] on other
+        """Return on the last stage [2, R]: logprobs of the pack's labels at this temperature (or
+        that of each sequence), then entropies, with a gradient where the loss has them, both among
+        the tokens that were kept; without a temperature the logits, [R, V / tp]. [T, 1, H] on other
         stages.
 
         `compared` tokens add a row of logprobs for each, [2 + K, R]. With `num_top`, in place of

@@ -192,16 +192,16 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def named() -> Iterator[str]:
-    """Every name and pattern that has a reason."""
+    """Yield every name and pattern that has a reason."""
     yield from (*_FROM_OPTIMIZER, *_FROM_RESOURCES)
     for names in _REFUSED.values():
         yield from names
 
 
 def describe_options() -> dict[str, list[str]]:
-    """Each public field with the JSON kinds it takes, e.g. {"recompute_num_layers": ["int",
-    "null"]}; the values of a Literal are written `=value`; no kind: not a JSON value. A name that
-    several classes have is one option for all of them."""
+    """Describe each public field with the JSON kinds it takes, e.g. {"recompute_num_layers":
+    ["int", "null"]}; the values of a Literal are written `=value`; no kind: not a JSON value. A
+    name that several classes have is one option for all of them."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import TransformerConfig

@@ -84,7 +84,8 @@ class Layout:
 
     @property
     def stage_group(self) -> dist.ProcessGroup:
-        """All ranks of this pipeline stage; tensor-parallel ones are next to each other."""
+        """Return the group of all ranks of this pipeline stage; tensor-parallel ones are next to
+        each other."""
         whole = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         return _group(whole)
 
@@ -151,7 +152,8 @@ def stop_parallel() -> None:
 
 
 def control_group() -> dist.ProcessGroup | None:
-    """All ranks, for what they tell each other of files and servers; None: there is one rank.
+    """Return the group of all ranks, for what they tell each other of files and servers; None:
+    there is one rank.
 
     Over the network of their hosts also where there are GPUs: whoever waits long in a collective of
     NCCL is ended by its watchdog, whatever is done meanwhile.
@@ -160,7 +162,7 @@ def control_group() -> dist.ProcessGroup | None:
 
 
 def wait_for_all(within_s: float) -> None:
-    """Until every rank came here; seconds by what one of them does while the others wait."""
+    """Wait until every rank came here; seconds by what one of them does while the others wait."""
     if (group := control_group()) is not None:
         dist.monitored_barrier(group, timedelta(seconds=within_s))
 

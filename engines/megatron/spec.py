@@ -99,7 +99,7 @@ class TrainerSettings(Config):
 
     @property
     def most_tokens(self) -> int:
-        """In one micro-batch of one rank."""
+        """Return how many tokens may be in one micro-batch of one rank."""
         return self.micro_batch_tokens or MICRO_BATCH_TOKENS
 
 

@@ -91,7 +91,7 @@ class TrainedWeights:
     """whether servers take the layers' matrices as FP8"""
 
     def buckets(self, memory: Memory, *, share_work: bool = False) -> Iterator[Bucket | None]:
-        """Each bucket of this rank's stage in turn; None for one that another rank gets.
+        """Yield each bucket of this rank's stage in turn; None for one that another rank gets.
 
         The stage's sender gets them all, or with `share_work` every rank its share. All ranks of a
         stage have to iterate to the end: they give each other their shards on the way.
@@ -116,7 +116,7 @@ class TrainedWeights:
             yield _copied(scales, partial(memory, (index + 1) % 2)) if scales else None
 
     def bucket_sizes(self) -> list[int]:
-        """In bytes, of all buckets of this rank's stage in turn."""
+        """Return the sizes in bytes of all buckets of this rank's stage in turn."""
         sizes = [
             sum(map(_count if self._is_fp8(weights[0]) else _whole_bytes, weights))
             for weights in self._plan()

@@ -31,7 +31,7 @@ _MAKE: Mapping[TransportName, Callable[[str], Transport]] = {
 def transport_to(
     targets: Sequence[Target], ranks: Ranks, wanted: WeightTransport, gpu: str = ""
 ) -> Transport:
-    """All ranks call it, each with the name of its GPU, and get the same.
+    """Choose a transport. All ranks call it, each with the name of its GPU, and get the same.
 
     Raises EngineError if none can work, StorageError.
     """

@@ -96,11 +96,11 @@ class CudaIpc:
         return lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     def share(self, flat: Tensor) -> Opening:
-        """For one process that opens it: torch counts them."""
+        """Share memory with one process that opens it: torch counts them."""
         return shared_on_device(flat)
 
     def wait_for(self, flat: Tensor) -> None:
-        """Until what packs it, or brings it here, is done: it is only queued."""
+        """Wait until what packs it, or brings it here, is done: it is only queued."""
         import torch
 
         torch.cuda.current_stream(flat.device).synchronize()

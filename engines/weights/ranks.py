@@ -73,7 +73,8 @@ class Ranks:
         return cast("T", self.gather(found)[0])
 
     def gather(self, own: T, within_s: float = WAIT_S) -> list[T]:
-        """Every rank's, on every rank. Raises EngineError if one is lost, or comes too late."""
+        """Return every rank's value, on every rank. Raises EngineError if one is lost, or comes too
+        late."""
         if self.world == 1:
             return [own]
         from torch.distributed import distributed_c10d as c10d
@@ -91,7 +92,7 @@ class Ranks:
         return gathered
 
     def send(self, tensor: Tensor, shard: int) -> None:
-        """To the rank with that shard of the same weights, which calls `receive`."""
+        """Send to the rank with that shard of the same weights, which calls `receive`."""
         import torch.distributed as dist
 
         dist.send(tensor, group=self.shard_group, group_dst=shard)

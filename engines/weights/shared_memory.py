@@ -59,7 +59,7 @@ def flat_handles(bucket: Bucket, count: int) -> list[str]:
 
 
 def places_in(bucket: Bucket) -> list[SimpleNamespace]:
-    """Where each tensor lies, as SGLang reads it, in types that it lets through."""
+    """Return where each tensor lies, as SGLang reads it, in types that it lets through."""
     begin = bucket.flat.data_ptr()
     return [
         SimpleNamespace(

@@ -156,9 +156,9 @@ def _judge_pairs(
 
 
 def difference(printed: str, wanted: str) -> str:
-    """Where what a program printed is not what is wanted, in words; empty if it is: the same words
-    in each line, white space and empty lines aside, and numbers with a point within 1e-6. It looks
-    at no more than it needs: millions of lines and words may have been printed."""
+    """Say where what a program printed is not what is wanted, in words; empty if it is: the same
+    words in each line, white space and empty lines aside, and numbers with a point within 1e-6. It
+    looks at no more than it needs: millions of lines and words may have been printed."""
     pairs = zip_longest(_lines(printed), _lines(wanted), fillvalue="")
     for at, (line, right) in enumerate(pairs, 1):
         words = right.split()

@@ -146,7 +146,7 @@ class _Busy(Exception):
 
 
 class ChatApi:
-    """For one event loop."""
+    """Asks an API from one event loop."""
 
     def __init__(
         self,

@@ -237,9 +237,9 @@ def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Mes
 
 
 def read_verdict(settings: JudgeQuestion, said: str, *, is_whole: bool = True) -> Verdict:
-    """By the pattern, or the choice that the answer is; one that was cut off has no score, as its
-    last number may be half of one, or in a thought. Raises ValueError for an answer without a
-    score, unless `unreadable` says what that is."""
+    """Read the verdict by the pattern, or the choice that the answer is; one that was cut off has
+    no score, as its last number may be half of one, or in a thought. Raises ValueError for an
+    answer without a score, unless `unreadable` says what that is."""
     reason = f"the judge: {said.strip()[:SHOWN]!r}"
     text = said.strip() if settings.pattern is None else _matched(settings.pattern, said)
     score = None if text is None or not is_whole else _score(settings, text)

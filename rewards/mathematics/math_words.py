@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 
 
 def choice_of(gold: str) -> Choice | None:
-    """None where a reference is no choice."""
+    """Return the choice; None where a reference is no choice."""
     found = _CHOICE.fullmatch(unmarked(gold))
     if not found:
         return None

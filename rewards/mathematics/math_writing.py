@@ -133,7 +133,8 @@ def plain(text: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Without white space at its ends and around signs, and without a full stop after it."""
+    """Return the text without white space at its ends and around signs, and without a full stop
+    after it."""
     before = None
     while text != before:
         before = text

@@ -274,7 +274,7 @@ class FindingJournal:
 
     @classmethod
     async def open(cls, checkpoints: Checkpoints) -> Self:
-        """With what earlier attempts found."""
+        """Open the journal with what earlier attempts found."""
         journal = cls(NoteWriter(checkpoints, _KIND, _encode, NOTE_SECONDS))
         for piece in await asyncio.to_thread(checkpoints.notes, _KIND, 0, 0):
             for raw in json.loads(piece):
@@ -283,7 +283,7 @@ class FindingJournal:
         return journal
 
     def known(self, domain: str, split: Split) -> Mapping[str, Sequence[Refusal]]:
-        """By problem."""
+        """Return the findings by problem."""
         return self._known.get((domain, split), {})
 
     def keep(self, domain: str, split: Split, found: Finding) -> None:
@@ -292,7 +292,7 @@ class FindingJournal:
         self._writer.keep(0, piece)
 
     async def flush(self) -> None:
-        """All that was kept so far is durable, or the store's error is raised."""
+        """Make all that was kept so far durable, or raise the store's error."""
         await self._writer.flush()
 
 

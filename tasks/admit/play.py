@@ -141,7 +141,7 @@ def act_at_random(problem: Problem, seed: int, turns: int) -> Policy:
 
 
 def looks(tools: Sequence[Tool], words: Sequence[str]) -> Iterator[ToolCall]:
-    """Every call that takes nothing or one word: what can be seen without a plan."""
+    """Yield every call that takes nothing or one word: what can be seen without a plan."""
     for tool in tools:
         kinds = list(tool.parameters.items())
         if not kinds:

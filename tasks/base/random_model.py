@@ -44,7 +44,7 @@ def write_random_model(
 def write_chat_files(
     folder: Path, shape: RandomModel, demonstrations: Sequence[Demonstration]
 ) -> int:
-    """All but the weights; returns the size of the vocabulary. Raises InputError."""
+    """Write all but the weights; returns the size of the vocabulary. Raises InputError."""
     tokenizer = train_tokenizer(demonstrations, shape.vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -70,7 +70,8 @@ _RECURS = 5
 
 
 def train_tokenizer(demonstrations: Iterable[Demonstration], vocab_size: int) -> Tokenizer:
-    """At most `vocab_size` tokens, the same for the same text. Raises InputError if too few."""
+    """Train at most `vocab_size` tokens, the same for the same text. Raises InputError if too
+    few."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < SMALLEST:

@@ -42,7 +42,7 @@ class Launcher(Protocol):
         ...
 
     def url(self, job: str) -> str:
-        """Where a person looks at the job; empty when there is no page."""
+        """Return where a person looks at the job; empty when there is no page."""
         ...
 
 

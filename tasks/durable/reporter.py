@@ -144,7 +144,7 @@ async def _say_outages(reporter: JobReporter) -> None:
 
 
 def waited_for(outage: Outage) -> str:
-    """In a sentence, with times of this machine."""
+    """Say what is waited for in a sentence, with times of this machine."""
     began, end = (
         time.strftime("%d %b %H:%M", time.localtime(at)) for at in (outage.since, outage.until)
     )
@@ -203,7 +203,7 @@ def measured(log: Log, every_seconds: float) -> Generator[None]:
 
 
 def load() -> dict[str, float]:
-    """By the names under which MLflow shows its own."""
+    """Return the load by the names under which MLflow shows its own."""
     memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
     return {
         "system/cpu_utilization_percentage": psutil.cpu_percent(),

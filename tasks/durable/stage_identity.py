@@ -222,7 +222,7 @@ class StoredResults:
     code: CodeIdentity
 
     def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> Any:
-        """None where there is none, and where it is damaged: it is made again."""
+        """Read a result; None where there is none, and where it is damaged: it is made again."""
         digest = self._digest(spec, inputs)
         try:
             found = json.loads(unseal(self.store.read(_path(model, digest))))

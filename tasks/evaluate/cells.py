@@ -118,7 +118,7 @@ class CellResult:
 
 
 def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> list[Cell]:
-    """Every cell of a model: at home in full and greedily, elsewhere with fewer samples."""
+    """Return every cell of a model: at home in full and greedily, elsewhere with fewer samples."""
     settings = spec.settings
     cells: list[Cell] = []
     limits = {d.name: d.max_turns for d in spec.domains if d.driver.name == CUTTABLE}
@@ -193,8 +193,9 @@ def renamed(results: Sequence[CellResult], original: str, name: str) -> list[Cel
 async def roll_cells(
     roller: RollsGroups, cells: Sequence[Cell], kept: KeptRollouts, gallery: Gallery
 ) -> list[CellResult]:
-    """All cells of one model at once, so that the servers are never idle; but those of each setting
-    on their own: an engine may draw otherwise in a batch with a `top_p`. Raises EngineError.
+    """Roll out all cells of one model at once, so that the servers are never idle; but those of
+    each setting on their own: an engine may draw otherwise in a batch with a `top_p`. Raises
+    EngineError.
 
     What `kept` knows is not sampled again, and what is sampled is durable there.
     """
@@ -287,8 +288,8 @@ def _pathologies(groups: Sequence[Sequence[Rollout]]) -> dict[str, list[float | 
 
 
 def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
-    """By domain. Raises TrainingStopped where a domain's rewards failed every time that they were
-    asked, whatever the model, and where nothing has a score."""
+    """Yield warnings by domain. Raises TrainingStopped where a domain's rewards failed every time
+    that they were asked, whatever the model, and where nothing has a score."""
     by_domain: defaultdict[str, list[CellResult]] = defaultdict(list)
     for result in results:
         by_domain[result.domain].append(result)

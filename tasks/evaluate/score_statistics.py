@@ -26,7 +26,8 @@ def verdicts(outcomes: Sequence[Sequence[float | None]]) -> list[list[float]]:
 
 
 def problem_means(outcomes: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """None for a problem without a verdict. Example: [[1, 0], [None]] -> [0.5, None]"""
+    """Return each problem's mean; None for a problem without a verdict. Example: [[1, 0], [None]]
+    -> [0.5, None]"""
     return [mean(of) if of else None for of in verdicts(outcomes)]
 
 
@@ -138,7 +139,7 @@ class Scaling(Found):
     turns: Lines = Field(default_factory=dict[str, dict[str, list[ScalingPoint]]])
 
     def metrics(self) -> dict[int, dict[str, float]]:
-        """By budget: what MLflow draws as curves, e.g. {4: {"scaling/samples/m/d": 0.5}}."""
+        """Return by budget what MLflow draws as curves, e.g. {4: {"scaling/samples/m/d": 0.5}}."""
         found: dict[int, dict[str, float]] = {}
         for by, lines in (("samples", self.samples), ("turns", self.turns)):
             for model, domains in lines.items():

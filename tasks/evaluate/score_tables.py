@@ -93,7 +93,7 @@ def scaling_of(results: Sequence[CellResult], kind: str = "score") -> Scaling:
 
 
 def scaling_metrics(results: Sequence[CellResult]) -> dict[int, dict[str, float]]:
-    """By budget; those of a further setting begin with its name."""
+    """Return the metrics by budget; those of a further setting begin with its name."""
     found = scaling_of(results).metrics()
     for name in settings_of(results):
         for budget, scores in scaling_of(results, name).metrics().items():
@@ -165,7 +165,7 @@ async def earlier_results(
 async def keep_results(
     spec: EvaluateSpec, context: StageContext, made: Mapping[str, ModelResults]
 ) -> None:
-    """For later evaluations; none of a model with failed rollouts."""
+    """Keep results for later evaluations; none of a model with failed rollouts."""
     for name, of_model in made.items():
         if context.results is None or any(cell.failed_share for cell in of_model.cells):
             continue

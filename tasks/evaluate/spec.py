@@ -38,7 +38,8 @@ class SamplingSetting(Config):
 
     @property
     def name(self) -> str:
-        """In scores, metrics and seeds. Example: t0.6-p0.95-think256-wait1"""
+        """Return the setting's name in scores, metrics and seeds. Example:
+        t0.6-p0.95-think256-wait1"""
         name = f"t{self.temperature}" + (f"-p{self.top_p}" if self.top_p < 1 else "")
         name += f"-think{self.thought_tokens}" if self.thought_tokens is not None else ""
         return name + (f"-wait{self.thought_waits}" if self.thought_waits else "")

@@ -60,7 +60,7 @@ class TaskScore:
 
 
 def scores_of(found: Mapping[str, Any]) -> list[TaskScore]:
-    """Every metric of every task of `harness.evaluated`, in its order."""
+    """Return every metric of every task of `harness.evaluated`, in its order."""
     scores: list[TaskScore] = []
     for task, row in found["results"].items():
         samples = found["samples"].get(task, [])

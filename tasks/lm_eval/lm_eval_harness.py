@@ -211,8 +211,8 @@ class ServedModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """As lm-eval's own models have it: the tokenizer adds its token for the begin of a text,
-        but to one that begins with it, as a template writes it."""
+        """Encode as lm-eval's own models have it: the tokenizer adds its token for the begin of a
+        text, but to one that begins with it, as a template writes it."""
         if add_special_tokens is None:
             add_special_tokens = not self._start or not string.startswith(self._start)
         return self._chat.tokenizer.encode(string, add_special_tokens=add_special_tokens).ids

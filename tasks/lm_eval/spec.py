@@ -86,7 +86,7 @@ def _named_nowhere(tasks: Collection[str], folder: str) -> list[str]:
 
 
 def installed_version() -> str:
-    """Empty where the package is not installed."""
+    """Return the version; empty where the package is not installed."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:

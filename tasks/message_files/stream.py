@@ -122,7 +122,7 @@ class MessageStream:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where it stands, as plain JSON types; the next `take` changes nothing in it."""
+        """Return where it stands, as plain JSON types; the next `take` changes nothing in it."""
         return {
             "epoch": self._epoch,
             "window": self._window,

@@ -81,7 +81,7 @@ class PackedStream(MixedStream):
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where it stands, as plain JSON types."""
+        """Return where it stands, as plain JSON types."""
         taken = {"used": self._used, "sequences": self.sequences, "tokens": list(self.tokens)}
         return {"window": self._before, **taken}
 

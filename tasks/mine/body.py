@@ -78,7 +78,7 @@ async def run(spec: MineSpec, context: StageContext) -> dict[str, float]:
 
 
 def kept_groups(artifact: Path) -> Iterator[Group]:
-    """All groups that a stage kept whole. Raises InputError where it kept none."""
+    """Yield all groups that a stage kept whole. Raises InputError where it kept none."""
     if has_groups(artifact):
         yield from saved_groups(artifact)
         return

@@ -170,7 +170,7 @@ def _after_a_move(place: str) -> str:
 
 
 def local_folder(folder: str) -> Path | None:
-    """Where the folder is on this machine; None for one that is elsewhere."""
+    """Return where the folder is on this machine; None for one that is elsewhere."""
     if is_hub_name(folder):
         return None
     path = expanded(folder)

@@ -146,7 +146,8 @@ class StoredTensor:
 
 
 def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    """Every tensor by name. Raises InputError that begins with the name of the faulty file."""
+    """Return every tensor by name. Raises InputError that begins with the name of the faulty
+    file."""
     file_of = _index(files)
     found = dict(_headers(files, _named(files, file_of)))
     for name, file in file_of.items():

@@ -49,7 +49,7 @@ class OfflineSpec(StageSpec):
 
     @property
     def policy(self) -> RlSettings:
-        """As `rl` has them, which samples by itself."""
+        """Return the settings as `rl` has them, which samples by itself."""
         return RlSettings(**dict(self.settings))
 
     @property

@@ -58,7 +58,7 @@ def made_pairs(dataset: Path) -> Iterator[tuple[DistilledRow, DistilledRow]]:
 
 
 def conversation_of(row: DistilledRow) -> Conversation:
-    """To render it anew."""
+    """Return the conversation, to render it anew."""
     asked = row.problem.messages
     given = frozenset(at for at, message in enumerate(asked) if message.role == "assistant")
     return Conversation((*asked, *row.turns), row.problem.tools, untrained=given)

@@ -181,7 +181,8 @@ def opened_preferences(
     scores_are_margins: bool = False,
     shows_thoughts: bool = True,
 ) -> Preferences:
-    """Without sources the answers of `inputs["data"]`. Raises what `load_preferences` raises."""
+    """Open the preferences; without sources the answers of `inputs["data"]`. Raises what
+    `load_preferences` raises."""
     kind = Renderer if shows_thoughts else WithoutThoughts
     renderer = kind.of_model(context.inputs["model"])
     answers = SequenceFile(context.scratch / "sequences")
@@ -378,7 +379,7 @@ class PreferenceSupply:
 
 
 def other_answers(prompts: Sequence[int], seed: int) -> list[int]:
-    """For each answer one to another prompt, where there is another."""
+    """Choose for each answer one to another prompt, where there is another."""
     told: dict[int, list[int]] = {}
     for answer, prompt in enumerate(prompts):
         told.setdefault(prompt, []).append(answer)

@@ -179,8 +179,8 @@ class Rollers:
         stack.push_async_callback(self._close)
 
     async def of(self, model: Path, chat: Chat) -> RollsGroups:
-        """For a model that the fleet serves; `chat` is its format. What was made for another model
-        is of no use then. Raises InputError, EngineError."""
+        """Return what rolls out for a model that the fleet serves; `chat` is its format. What was
+        made for another model is of no use then. Raises InputError, EngineError."""
         length = context_length(self._spec, model)
         if not self._context.resources.rollout_workers:
             return Roller(

@@ -27,7 +27,8 @@ _SUFFIXES = (".json", ".jinja", ".txt", ".model", ".py", "README.md", "LICENSE")
 
 
 def served_folder_problems(url: str) -> list[str]:
-    """Each begins with the folder or the file. Raises StorageError if it is out of reach."""
+    """Return the problems; each begins with the folder or the file. Raises StorageError if it is
+    out of reach."""
     try:
         files = ModelFiles(url)
     except InputError as error:

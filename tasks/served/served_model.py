@@ -39,7 +39,7 @@ class ServedModel(Config):
         return (self.model,) if isinstance(self.model, str) else tuple(self.model)
 
     def by_role(self, name: str) -> dict[str, str]:
-        """Each model by its role; `name` is the role's where none is written."""
+        """Return each model by its role; `name` is the role's where none is written."""
         role = self.role or name
         if isinstance(self.model, str):
             return {role: self.model}

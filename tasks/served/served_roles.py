@@ -75,7 +75,7 @@ def rewards_of(domain: AnyDomain) -> Iterable[RewardSpec]:
 
 
 def roles_of(term: RewardSpec) -> Iterator[ServedRole]:
-    """None of a reward that asks no model."""
+    """Yield the roles of a reward; none of a reward that asks no model."""
     if term.served is None:
         return
     has_head = term.name == REWARD_MODEL
@@ -87,8 +87,8 @@ def roles_of(term: RewardSpec) -> Iterator[ServedRole]:
 def served_roles(
     domains: Iterable[AnyDomain], teachers: Iterable[ServedRole] = ()
 ) -> dict[str, ServedRole]:
-    """Each once, by name, those of teachers last. Raises InputError for a role that is described
-    in two ways."""
+    """Return each role once, by name, those of teachers last. Raises InputError for a role that is
+    described in two ways."""
     roles: dict[str, ServedRole] = {}
     for role in (*(role for domain in domains for role in _asked(domain)), *teachers):
         known = roles.get(role.name, role)
@@ -140,7 +140,7 @@ class RoleClients:
         self._clients: dict[str, RoleClient] = {}
 
     def of(self, role: str) -> RoleClient:
-        """For those who ask a role."""
+        """Return the client for those who ask a role."""
         from engines.sglang.roles.role_client import RoleClient
 
         return self._clients.setdefault(role, RoleClient(role))
@@ -189,7 +189,7 @@ class ServedTeacher(Config):
         return self
 
     def served_role(self, domain: str) -> ServedRole | None:
-        """None for one at an address."""
+        """Return the teacher's role; None for one at an address."""
         if self.url:
             return None
         name = self.role or f"{domain}-teacher"
@@ -237,8 +237,8 @@ class ServedTeachers:
                 self._external[teacher.url] = scorer, asyncio.Semaphore(MOST_ASKED)
 
     async def ask(self, samples: Sequence[Sample]) -> dict[int, Values]:
-        """By position, of the samples of these domains: the logprob of each token, from the first
-        trained one on. Raises InputError, EngineError."""
+        """Return by position, of the samples of these domains: the logprob of each token, from the
+        first trained one on. Raises InputError, EngineError."""
         places = [n for n, sample in enumerate(samples) if sample.domain in self._teachers]
         found = await asyncio.gather(*(self._logprobs(samples[n]) for n in places))
         return dict(zip(places, found, strict=True))

@@ -76,7 +76,8 @@ class SftRecord:
         self._reporter.progress(self.step, self._steps, f"loss {self._last['loss'][-1]:.4f}")
 
     def conclude(self) -> None:
-        """At the end of the stage. Raises TrainingStopped where nothing was trained."""
+        """Conclude the record at the end of the stage. Raises TrainingStopped where nothing was
+        trained."""
         self.updates.require_gradient(self._no_gradient)
         for warning in self.updates.warnings():
             self._reporter.keep_warning(warning)

@@ -80,8 +80,8 @@ class SftSpec(LearnsFromRows):
 
     @classmethod
     def in_path(cls, settings: SftSettings, place: Place) -> tuple[Self, dict[str, str]]:
-        """On its own files, if it names any; else on the dataset before it, if there is one; else
-        on its domain's demonstrations."""
+        """Learn on its own files, if it names any; else on the dataset before it, if there is one;
+        else on its domain's demonstrations."""
         names, share = [domain.name for domain in place.domains], settings.nothink_share
         if settings.data is None and (unknown := next(unknown_domains(share, names), "")):
             raise InputError(unknown)

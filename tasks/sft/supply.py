@@ -44,11 +44,11 @@ class Supply(Protocol[B]):
         ...
 
     async def begin(self, trainer: TrainerGroup) -> None:
-        """Before the first step of all, with the weights that the stage begins with."""
+        """Begin before the first step of all, with the weights that the stage begins with."""
         ...
 
     async def finish(self, trainer: TrainerGroup) -> None:
-        """After the last step, with the weights that the stage ends with."""
+        """Finish after the last step, with the weights that the stage ends with."""
         ...
 
     def batches(self, start: int, stop: int) -> list[B]:

@@ -156,7 +156,7 @@ class ChatCompletions:
 
 
 def openai_error(refusal: Refusal) -> dict[str, Json]:
-    """As OpenAI's API says it."""
+    """Write the error as OpenAI's API says it."""
     kind = "invalid_request_error" if refusal.status < 500 else "server_error"
     return {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
 

@@ -154,7 +154,7 @@ def asked_of(body: Body, names: Sequence[str]) -> dict[str, Json]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """For the events of a stream; none of an empty text."""
+    """Cut a text for the events of a stream; none of an empty text."""
     return (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
 
 

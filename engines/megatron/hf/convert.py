@@ -49,8 +49,9 @@ def write_dist_folder(source: Path, folder: Path) -> None:
 
 
 def largest_difference(dist: Path, hf: Path) -> float:
-    """Between the logits of Megatron-core with the weights of `dist`, as they are stored, and of
-    transformers with those of `hf`: in float32, over every position of a few random sequences.
+    """Return the largest difference between the logits of Megatron-core with the weights of `dist`,
+    as they are stored, and of transformers with those of `hf`: in float32, over every position of a
+    few random sequences.
 
     The configuration is that of `hf`.
     """

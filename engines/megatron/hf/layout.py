@@ -124,7 +124,7 @@ class ServedWeight:
 
 
 def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
-    """Every parameter of this rank but those of adapters, in the model's own order; then what
+    """Yield every parameter of this rank but those of adapters, in the model's own order; then what
     routers keep beside."""
     first_layer, table = _first_layer(model), shape.family.tensors
     kept = (pair for pair in model.named_buffers() if pair[0].endswith(".expert_bias"))

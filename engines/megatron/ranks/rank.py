@@ -87,8 +87,8 @@ class Rank(Protocol):
         ...
 
     def meeting(self, host: str) -> str:
-        """Where the ranks of a group can meet, e.g. "tcp://127.0.0.1:29500": this one listens
-        there, at this address of its host, until it starts."""
+        """Return where the ranks of a group can meet, e.g. "tcp://127.0.0.1:29500": this one
+        listens there, at this address of its host, until it starts."""
         ...
 
     def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:

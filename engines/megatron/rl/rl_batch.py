@@ -376,7 +376,7 @@ class RlBatch:
         )
 
     def trained(self, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Where the trained tokens are among all T, of all samples or of these."""
+        """Return where the trained tokens are among all T, of all samples or of these."""
         if indices is None:
             return np.flatnonzero(self.learned.trained)
         places = [self.trained_in(n) for n in np.sort(indices).tolist()]

@@ -178,8 +178,8 @@ class Teachers:
                 stored.require(weight.names)
 
     def score(self, trainer: RlTrainer, batch: RlBatch, inputs: StepInputs) -> TeacherScores:
-        """Each sample under its domain's teacher, with the teacher's likeliest tokens of each place
-        if the loss compares them. A collective.
+        """Score each sample under its domain's teacher, with the teacher's likeliest tokens of each
+        place if the loss compares them. A collective.
 
         Raises TrainingStopped for a sample whose domain has no teacher.
         """

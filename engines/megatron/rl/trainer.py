@@ -235,7 +235,8 @@ class RlTrainer(SftTrainer):
     # Scoring
 
     def routes(self, num_tokens: int) -> Routes:
-        """Where the experts of so many tokens can be noted. Raises InputError for a dense model."""
+        """Return where the experts of so many tokens can be noted. Raises InputError for a dense
+        model."""
         if self.shape.mixture is None:
             raise InputError(REPLAY_NEEDS_EXPERTS)
         numbers = (router.layer_number for router in self._routers.each)

@@ -89,7 +89,7 @@ class FlatSequences:
     def of_samples(
         samples: Sequence[Sample], together: Sequence[int] | None = None
     ) -> FlatSequences:
-        """With what their engine kept at their trained tokens, if it said so."""
+        """Make sequences with what their engine kept at their trained tokens, if it said so."""
         tokens, masks, kept = zip(*((s.tokens, s.loss_mask, s.kept) for s in samples), strict=True)
         return FlatSequences.of(tokens, masks, kept, together=together)
 
@@ -111,7 +111,7 @@ class FlatSequences:
 
     @property
     def tokens(self) -> Ints:
-        """All of them, made anew: eight bytes for each."""
+        """Return all of them, made anew: eight bytes for each."""
         return flatten(self.pieces, np.int64)
 
 
@@ -354,7 +354,8 @@ class Spans:
                 first = end
 
     def slots(self, block: Block) -> Ints:
-        """Where each token of the first block goes if its spans are padded to equal length."""
+        """Return where each token of the first block goes if its spans are padded to equal
+        length."""
         return runs(np.arange(block.count) * block.queries, self.queries[: block.count])
 
     def key_rows(self, lengths: Ints, cp: int) -> Ints:
@@ -375,7 +376,7 @@ def runs(starts: Ints, lengths: Ints) -> Ints:
 
 
 def in_turn(packs: Sequence[Pack], under_way: int) -> Iterator[Pack]:
-    """Each pack; the angles of one are given back when its backward pass is over, as at most
+    """Yield each pack; the angles of one are given back when its backward pass is over, as at most
     `under_way` of them are between their passes: they take more than all else of a pack."""
     for number, pack in enumerate(packs):
         if number >= under_way:

@@ -52,7 +52,7 @@ class HostMemory:
 
 
 def starts_of(sizes: Iterable[int]) -> list[int]:
-    """Where each size begins in a block, and at last the block's own size."""
+    """Return where each size begins in a block, and at last the block's own size."""
     return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 

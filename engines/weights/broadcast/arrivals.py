@@ -109,7 +109,7 @@ def gloo_group(
 
 
 def broadcast(group: ProcessGroupGloo, tensor: Tensor) -> None:
-    """From rank 0 to all. Raises RuntimeError."""
+    """Send a tensor from rank 0 to all. Raises RuntimeError."""
     from torch.distributed import BroadcastOptions
 
     options = BroadcastOptions()

@@ -80,7 +80,8 @@ class ArrivingGroup:
         )
 
     def send(self, servers: Servers, bucket: Bucket) -> list[Future[Any]]:
-        """To the bucket's place in every server's memory; it is there when the futures are done."""
+        """Send to the bucket's place in every server's memory; it is there when the futures are
+        done."""
         body = {
             "group": self._name,
             "begin": self._begin,

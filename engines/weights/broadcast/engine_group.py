@@ -43,7 +43,8 @@ def failed(
     error: RuntimeError | TimeoutError,
     within_s: float | None = None,
 ) -> EngineError:
-    """With what each server says; one that refused is the cause, the others waited for it.
+    """Make an error with what each server says; one that refused is the cause, the others waited
+    for it.
 
     Torch raises nothing but RuntimeError for a group; TimeoutError is of a call that never ended.
     """

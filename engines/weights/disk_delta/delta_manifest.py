@@ -111,7 +111,7 @@ class Manifest(VersionName):
 
     @property
     def checksums(self) -> Mapping[str, str]:
-        """By tensor."""
+        """Return the checksums by tensor."""
         return dict(_checksums(self.buckets))
 
 

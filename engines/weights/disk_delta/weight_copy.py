@@ -60,7 +60,7 @@ class WeightCopy:
 
     @property
     def checksums(self) -> Mapping[str, str]:
-        """By tensor; empty without a version."""
+        """Return the checksums by tensor; empty without a version."""
         return {} if self._manifest is None else self._manifest.checksums
 
     def catch_up(self, store: Store, folder: str) -> None:

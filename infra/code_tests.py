@@ -1,7 +1,8 @@
 """Tests of a program that answers a problem in one turn, in the forms in which data sets hold them.
 
-asserts    a text, or a list of texts (MBPP), with functions `test_...` (KodCode), or with a
-           `check(candidate)` and the `entry_point` that it is called with (HumanEval)
+asserts    a text, or a list of texts (MBPP), with functions and classes of `pytest` (KodCode) or
+           classes of `unittest` (BigCodeBench), or with a `check(candidate)` and the `entry_point`
+           that it is called with (HumanEval)
 pairs      {"inputs": [...], "outputs": [...]} (APPS, TACO, verl), with `fn_name` calls of that
            function, else standard input and output; `input` and `output` (CodeContests); or a
            list of objects with `input` and `output` (PrimeIntellect), of a program or a function:
@@ -13,7 +14,8 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +28,17 @@ OTHER_CHECKS = ("checker", "generated_checker", "is_interactive", "interaction_f
 """what a test says whose output may differ from the one that is given"""
 _ASSERTING = {"exit", "fail", "raises"}
 """calls that fail a test without a statement `assert`"""
+_OF_PYTEST = {"approx", "fail", "fixture", "main", "mark", "param", "raises"}
+_OF_UNITTEST = {"TestCase", "TestLoader", "TestSuite", "TextTestRunner", "main", "makeSuite"}
+"""what these have here; of the second, `TestCase` is what counts"""
+_MORE_THAN_VALUES = re.compile("assert(No)?Logs|assertWarns(Regex)?|skipTest")
+_OUTPUT = {"redirect_stdout", "redirect_stderr"}
+_AROUND = {
+    "load_tests", "setUpModule", "tearDownModule", "setup_function", "setup_module",
+    "teardown_function", "teardown_module",
+}  # fmt: skip
+"""functions by which a framework runs tests in another way"""
+_ELSEWHERE = "the answer runs in another process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +95,8 @@ def _fault(asserts: str, entry_point: str) -> str:
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare):
             return f"`{ast.unparse(node)[:80]}` tests nothing; write `assert` before it"
+    if other := next(_unsupported(tree), ""):
+        return f"{other}; leave such rows out"
     undefined = _undefined(tree)
     if entry_point and (others := undefined - {entry_point}):
         return f"uses `{min(others)}`, which neither it nor the function {entry_point} defines"
@@ -96,9 +111,87 @@ def _fault(asserts: str, entry_point: str) -> str:
     is_testing = (ast.Assert, ast.Raise)
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     names = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
-    if any(isinstance(node, is_testing) for node in nodes) or names & _ASSERTING:
+    calls_one = any(name in _ASSERTING or name.startswith("assert") for name in names)
+    if calls_one or any(isinstance(node, is_testing) for node in nodes):
         return ""
     return "holds no assert, so that any answer would pass"
+
+
+def _unsupported(tree: ast.Module) -> Iterator[str]:
+    """What of the frameworks is not there where tests run, apart from the answer, in words."""
+    yield from _unsupplied(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _unsupported_imports(node)
+        elif isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test"):
+            yield f"its test `{node.name}` is asynchronous, and is not awaited here"
+        elif isinstance(node, ast.FunctionDef) and node.name in _AROUND:
+            yield f"defines `{node.name}`, which is not called here"
+        elif isinstance(node, ast.Name) and node.id in _OUTPUT:
+            yield f"looks at what is printed (`{node.id}`), and {_ELSEWHERE}"
+        elif isinstance(node, ast.Attribute):
+            yield from _unsupported_attribute(node)
+        elif isinstance(node, ast.Call) and _dotted(node.func) == "pytest.fixture":
+            for given in map(ast.unparse, node.keywords):
+                if given != "scope='function'":
+                    yield f"has a fixture with `{given}`, and each is made for one test here"
+
+
+def _unsupplied(tree: ast.Module) -> Iterator[str]:
+    """What a test asks for by a parameter, and no fixture or list of cases gives."""
+    given = {"self", "cls"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            marks = [getattr(each, "func", each) for each in node.decorator_list]
+            is_fixture = {"pytest.fixture", "fixture"} & {*map(_dotted, marks)}
+            given |= {node.name} if is_fixture else set()
+        elif isinstance(node, ast.Call) and _dotted(node.func).endswith("mark.parametrize"):
+            given |= {*re.findall(r"\w+", ast.unparse(node.args[0]) if node.args else "")}
+    classes = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and _tests(node)]
+    for node in (node for body in (tree.body, *classes) for node in body):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            every = [*node.args.posonlyargs, *node.args.args]
+            asked = [each.arg for each in every[: len(every) - len(node.args.defaults)]]
+            if others := [name for name in asked if name not in given]:
+                yield f"its test `{node.name}` asks for `{others[0]}`, which nothing here gives"
+
+
+def _tests(made: ast.ClassDef) -> bool:
+    return made.name.startswith("Test") or any(
+        _dotted(base).endswith("TestCase") for base in made.bases
+    )
+
+
+def _dotted(node: ast.AST) -> str:
+    """A name with its attributes, e.g. `pytest.mark`; empty for anything else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def _unsupported_imports(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    of = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    known = {"unittest": _OF_UNITTEST, "pytest": _OF_PYTEST}.get(of)
+    for name in [alias.name for alias in node.names]:
+        if "mock" in f"{of}.{name}".split("."):
+            yield f"replaces parts of what is tested (`mock`), and {_ELSEWHERE}"
+        elif known is not None and name not in known:
+            yield f"imports `{name}` of `{of}`; known here: {', '.join(sorted(known))}"
+
+
+def _unsupported_attribute(node: ast.Attribute) -> Iterator[str]:
+    of = _dotted(node.value)
+    known = {"unittest": _OF_UNITTEST, "pytest": _OF_PYTEST, "pytest.mark": {"parametrize"}}
+    if of in known and node.attr not in known[of]:
+        yield f"uses `{of}.{node.attr}`; known here: {', '.join(sorted(known[of]))}"
+    elif of == "self" and _MORE_THAN_VALUES.fullmatch(node.attr):
+        yield f"uses `self.{node.attr}`, which looks at more than values, and {_ELSEWHERE}"
+    elif node.attr in _OUTPUT or (
+        of == "sys" and node.attr in ("stdout", "stderr") and isinstance(node.ctx, ast.Store)
+    ):
+        yield f"looks at what is printed (`{of}.{node.attr}`), and {_ELSEWHERE}"
 
 
 def _undefined(tree: ast.AST) -> set[str]:

@@ -16,7 +16,6 @@ from engines.types import Json, Message, Problem, Status, Transcript, Verdict
 from flows.checks.recipe_checks import cautions
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
-from infra.code_tests import CodeTests, read_code_tests
 from infra.errors import InputError
 from infra.sandbox.python import level
 from rewards.built_in_rewards import build
@@ -34,14 +33,40 @@ def check(candidate):
     assert abs(candidate(0.1, 0.2) - 0.3) < 1e-6
     assert tuple(candidate((1,), (2,))) == (1, 2)
 """
+UNITTEST = """
+import unittest
+
+class Adds(unittest.TestCase):
+    def test_small(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_others(self):
+        for a in (10, 20):
+            with self.subTest(a=a):
+                self.assertAlmostEqual(add(a, 0.5), a + 0.5)
+"""
+PYTEST = """
+import pytest
+
+@pytest.mark.parametrize("a, b, total", [(2, 3, 5), (10, 4, 14)])
+def test_add(a, b, total):
+    assert add(a, b) == total
+
+class TestNear:
+    def test_near(self):
+        assert add(0.1, 0.2) == pytest.approx(0.3)
+"""
 PAIRS: dict[str, Any] = {"inputs": ["2 3\n", "10 4\n", "-1 1"], "outputs": ["5\n", "14\n", "0"]}
 CALLS: dict[str, Any] = {"inputs": [[2, 3], [10, 4]], "outputs": [5, [14]], "fn_name": "add"}
 FORMS: dict[str, Json] = {
     "asserts": {"asserts": "\n".join(ASSERTS)},
     "check": {"asserts": CHECK, "entry_point": "add"},
+    "unittest": UNITTEST,
+    "pytest": PYTEST,
     "calls": CALLS,
     "pairs": PAIRS,
 }
+OF_FUNCTIONS = [form for form in FORMS if form != "pairs"]
 RIGHT = "def add(a, b):\n    return a + b\n"
 READS = "a, b = map(int, input().split())\n"
 
@@ -62,7 +87,7 @@ async def judged(code: str, tests: Json, **options: Any) -> Verdict:
     return await build("code", options)(answer)
 
 
-@pytest.mark.parametrize("form", ["asserts", "check", "calls"])
+@pytest.mark.parametrize("form", OF_FUNCTIONS)
 async def test_a_right_function_passes_in_every_form(form: str) -> None:
     for code in (RIGHT, f"from __future__ import annotations\n{RIGHT}", "add = lambda a, b: a + b"):
         assert await judged(code, FORMS[form]) == Verdict(1.0, PASSED)
@@ -93,7 +118,7 @@ PASSED = {"passed": 1.0, **dict.fromkeys(FAULTS, 0.0)}
         ("def add(a, b):\n    return abs(a + b - 1) + 1", "asserts", "wrong_answer",
          "wrong answer: assert add(-1, 1) == 0", 2 / 3),
         ("def add(a, b):\n    return a + b if a < 9 else a / 0", "asserts", "runtime_error",
-         "runtime error: assert add(10, 4) == 14 ZeroDivisionError: ZeroDivisionError: division"
+         "runtime error: assert add(10, 4) == 14 ZeroDivisionError: division"
          " by zero", 2 / 3),
         ("def add(a, b):\n    while a == 10: pass\n    return a + b", "asserts", "timeout",
          "took over 1 s", 1 / 3),
@@ -280,7 +305,7 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("form", ["asserts", "check", "calls"])
+@pytest.mark.parametrize("form", OF_FUNCTIONS)
 @pytest.mark.parametrize("hack", HACKS)
 async def test_no_function_is_rewarded_without_solving_it(hack: str, form: str) -> None:
     verdict = await judged(HACKS[hack], FORMS[form], partial=True, time_limit=2)
@@ -342,39 +367,3 @@ def test_check_runs_the_solutions_that_rows_show(tmp_path: Path) -> None:
 
 
 CODE = "def add(a):\n    return a + {}"
-
-
-def test_rows_as_data_sets_have_them_are_the_same_tests() -> None:
-    pairs = CodeTests(inputs=("2 3\n", "10 4\n", "-1 1"), outputs=("5\n", "14\n", "0"))
-    listed = [{"input": i, "output": o} for i, o in zip(*PAIRS.values(), strict=True)]
-    lines = [["2 3", ""], ["10 4", ""], "-1 1"]
-    for value in (
-        PAIRS,
-        json.dumps(PAIRS),
-        {"input": PAIRS["inputs"], "output": PAIRS["outputs"]},
-        listed,
-        json.dumps(listed),
-        PAIRS | {"inputs": lines, "fn_name": None},
-        pairs.as_json(),
-    ):
-        assert read_code_tests(value) == pairs
-    called = CodeTests(asserts="assert __same__(f(*[[1, 2], 'a']), True)", entry_point="f")
-    for value in (
-        {"inputs": [[[1, 2], "a"]], "outputs": [True], "fn_name": "f"},
-        {"inputs": ['[1, 2]\n"a"'], "outputs": ["true"], "fn_name": "f"},
-        called.as_json(),
-    ):
-        assert read_code_tests(value) == called
-    assert read_code_tests(ASSERTS, setup="import math").asserts.startswith("import math\nassert a")
-    for nothing in (
-        "",
-        [],
-        {},
-        None,
-        5,
-        {"inputs": ["1"], "outputs": [None]},
-        [1],
-        {"asserts": ""},
-    ):
-        with pytest.raises(InputError):
-            read_code_tests(nothing)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from infra.code_tests import CodeTests, read_code_tests
 from infra.data_files.rows import BadRow
+from infra.errors import InputError
 from tests.parts.row_parts import prompt
 
 pytestmark = pytest.mark.unit
@@ -113,7 +115,7 @@ def test_tests_in_lists_and_helpers_of_a_prompt_are_read(row: dict[str, Any], te
         ("add(1, 2) == 3", "`add.1, 2. == 3` tests nothing; write `assert`"),
         ("print(add(1, 2) == 3)", "holds no assert"),
         ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
-         "        self.assertEqual(add(1), 2)", "holds no assert"),
+         "        add(1)", "holds no assert"),
         (">>> add(1, 2)\n3", "its asserts do not run: SyntaxError"),
         ("def check(candidate):\n    assert candidate(1) == 2", "name the tested function as"),
         ([{**CASE, "testtype": "functional"}], "'functional' without a function"),
@@ -125,6 +127,67 @@ def test_tests_in_lists_and_helpers_of_a_prompt_are_read(row: dict[str, Any], te
 )  # fmt: skip
 def test_tests_that_would_judge_all_answers_alike_are_refused(tests: Any, said: str):
     with pytest.raises(BadRow, match=said):
+        prompt({"prompt": "Add.", "tests": tests}, needs=["tests"])
+
+
+UNITTEST = """
+import unittest
+
+class T(unittest.TestCase):
+    def test(self):
+        <IS>
+
+def run_tests():
+    unittest.TextTestRunner().run(unittest.makeSuite(T))
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+PYTEST = """
+import pytest
+from solution import add
+
+@pytest.fixture
+def one():
+    yield 1
+
+@pytest.mark.parametrize("a, b", [(1, 2)])
+def test_add(one, a, b):
+    assert add(one, a) == pytest.approx(b)
+"""
+
+
+def test_classes_of_unittest_and_functions_of_pytest_are_tests():
+    case = UNITTEST.replace("<IS>", "self.assertEqual(task(1), 2)")
+    row = {"instruct_prompt": "Add.", "test": case, "entry_point": "task"}
+    found = prompt(row, columns={"prompt": "instruct_prompt"}, needs=["tests"])
+    assert found.reference == {"tests": {"asserts": case, "entry_point": "task"}}
+    assert read_code_tests(PYTEST).asserts == PYTEST
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("from unittest.mock import patch\nassert f(1) == 2", "replaces parts of what is tested"),
+        ("import unittest\n@unittest.skip('x')\nclass T(unittest.TestCase): ...",
+         "uses `unittest.skip`; known here: TestCase, "),
+        ("from unittest import IsolatedAsyncioTestCase", "imports `IsolatedAsyncioTestCase` of"),
+        ("import pytest\n@pytest.mark.skipif(f(1), reason='')\ndef test_f(): assert f(1)",
+         "uses `pytest.mark.skipif`; known here: parametrize"),
+        ("def test_f(capsys):\n    assert f(1)", "`test_f` asks for `capsys`, which nothing here"),
+        ("class TestF:\n    def test_f(self, tmp_path): assert f(1)", "asks for `tmp_path`"),
+        ("async def test_f(): assert await f(1)", "its test `test_f` is asynchronous"),
+        ("def setup_module(): ...\ndef test_f(): assert f(1)", "defines `setup_module`, which is"),
+        ("import pytest\n@pytest.fixture(autouse=True)\ndef x(): ...\ndef test_f(): assert f(1)",
+         "has a fixture with `autouse=True`, and each is made for one test here"),
+        (UNITTEST.replace("<IS>", "self.assertLogs(f)"), "uses `self.assertLogs`, which looks at"),
+        (UNITTEST.replace("<IS>", "self.skipTest(f(1))"), "uses `self.skipTest`, which looks at"),
+        ("import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue()",
+         "looks at what is printed .`sys.stdout`., and the answer runs in another process"),
+    ],
+)  # fmt: skip
+def test_what_of_a_framework_is_not_there_is_named(tests: str, said: str):
+    with pytest.raises(BadRow, match=f"tests: .*{said}.*; leave such rows out"):
         prompt({"prompt": "Add.", "tests": tests}, needs=["tests"])
 
 
@@ -152,6 +215,45 @@ def test_a_row_whose_tests_cannot_be_read_is_a_bad_one(row: dict[str, Any], said
     asked = row if "question" in row else {"prompt": "Add.", **row}
     with pytest.raises(BadRow, match=said):
         prompt(asked, needs=["tests"])
+
+
+def test_rows_as_data_sets_have_them_are_the_same_tests() -> None:
+    three: dict[str, Any] = {"inputs": ["2 3\n", "10 4\n", "-1 1"], "outputs": ["5\n", "14\n", "0"]}
+    pairs = CodeTests(inputs=("2 3\n", "10 4\n", "-1 1"), outputs=("5\n", "14\n", "0"))
+    listed = [{"input": i, "output": o} for i, o in zip(*three.values(), strict=True)]
+    lines = [["2 3", ""], ["10 4", ""], "-1 1"]
+    for value in (
+        three,
+        json.dumps(three),
+        {"input": three["inputs"], "output": three["outputs"]},
+        listed,
+        json.dumps(listed),
+        three | {"inputs": lines, "fn_name": None},
+        pairs.as_json(),
+    ):
+        assert read_code_tests(value) == pairs
+    called = CodeTests(asserts="assert __same__(f(*[[1, 2], 'a']), True)", entry_point="f")
+    for value in (
+        {"inputs": [[[1, 2], "a"]], "outputs": [True], "fn_name": "f"},
+        {"inputs": ['[1, 2]\n"a"'], "outputs": ["true"], "fn_name": "f"},
+        called.as_json(),
+    ):
+        assert read_code_tests(value) == called
+    assert read_code_tests(["assert add(2, 3) == 5"], setup="import math").asserts.startswith(
+        "import math\nassert a"
+    )
+    for nothing in (
+        "",
+        [],
+        {},
+        None,
+        5,
+        {"inputs": ["1"], "outputs": [None]},
+        [1],
+        {"asserts": ""},
+    ):
+        with pytest.raises(InputError):
+            read_code_tests(nothing)
 
 
 def test_a_rubric_stands_beside_the_reference():

@@ -136,16 +136,24 @@ def first_json(text: str) -> tuple[Any, str]:
     """The value with which a text begins, and what follows it. Raises ValueError for what is not
     JSON, is nested too deeply, or has numbers beyond those of a float or half of a surrogate pair;
     DuplicateKey for a key that stands twice."""
-    begin = len(text) - len(text.lstrip())
+    value, end = json_at(text, 0)
+    return value, text[end:]
+
+
+def json_at(text: str, begin: int) -> tuple[Any, int]:
+    """The value that begins at this place or behind the white space there, and where it ends.
+    Raises as `first_json` does."""
+    space = _SPACE.match(text, begin)
     try:
-        value, end = _STRICT.raw_decode(text, begin)
+        value, end = _STRICT.raw_decode(text, space.end() if space else begin)
         if "\\u" in text[begin:end]:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    return value, text[end:]
+    return value, end
 
 
+_SPACE = re.compile(r"\s*")
 _MOST_DIGITS = 300
 """of a whole number: more have no place in a float, as which many read it"""
 

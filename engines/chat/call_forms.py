@@ -25,7 +25,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from engines.types import Json, Tool, ToolCall
-from infra.json_text import DuplicateKey, ParameterKind, first_json, kind_of_others, strict_json
+from infra.json_text import (
+    DuplicateKey,
+    ParameterKind,
+    first_json,
+    json_at,
+    kind_of_others,
+    strict_json,
+)
 
 Tools: TypeAlias = Mapping[str, Tool]
 """by name"""
@@ -40,6 +47,8 @@ _GLM_TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
 _FUNCTION = re.compile(r"\s*<function=(?P<name>[^<>]*)>(?P<rest>.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>]*)>(?P<value>.*?)</parameter>", re.DOTALL)
 _FUNCTION_TAG = re.compile(r"</?tool_call>|<function=|</function>|<parameter=|</parameter>")
+_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""as templates write the values that are no text"""
 _PYTHON_TAG = "<|python_tag|>"
 _BARE = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 _CALLS, _CALLS_END = (
@@ -51,6 +60,7 @@ _SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 _FENCED = re.compile(r"(?P<name>[^\n]*)\n```json\n(?P<body>.*)\n```", re.DOTALL)
 _MISTRAL, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"[A-Za-z0-9]{9}")
+_SPACE = re.compile(r"\s*")
 _PHI, _PHI_END = "<|tool_call|>", "<|/tool_call|>"
 
 
@@ -118,29 +128,33 @@ def _tagged(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], R
 
     def read(text: str, known: Tools) -> Read:
         calls: list[ToolCall] = []
-        while text.lstrip().startswith(_BEGIN):
-            body, closed, text = text.lstrip()[len(_BEGIN) :].partition(_END)
-            if not closed:
+        at = 0  # a place, not the rest of the text: a megabyte may be thousands of calls
+        while text.startswith(_BEGIN, begin := _behind_space(text, at)):
+            begin += len(_BEGIN)
+            end = text.find(_END, begin)
+            if end < 0:
                 raise CallError(f"{_BEGIN} is not closed")
-            if _BEGIN in body:
+            if text.find(_BEGIN, begin, end) >= 0:
                 raise CallError(f"{_BEGIN} inside a tool call")
-            calls.append(parse(body, known))
-        return calls, text
+            calls.append(parse(text[begin:end], known))
+            at = end + len(_END)
+        return calls, text[at:]
 
     return read
 
 
 def _glm(body: str, known: Tools) -> ToolCall:
     start = body.find("<")
-    name, rest = (body, "") if start < 0 else (body[:start], body[start:])
+    name, rest = (body, "") if start < 0 else (body[:start], body[start:].rstrip())
     tool = _tool(name.strip(), known)
     arguments: dict[str, Json] = {}
-    while rest.strip():
-        match = _ARGUMENT.match(rest)
+    at = 0
+    while at < len(rest):
+        match = _ARGUMENT.match(rest, at)
         if match is None or _GLM_TAG.search(match["value"]):
-            raise CallError(f"argument tags of {tool.name} do not balance: {_short(rest)}")
+            raise CallError(f"argument tags of {tool.name} do not balance: {_short(rest[at:])}")
         _put(arguments, tool, match["key"].strip(), match["value"])
-        rest = rest[match.end() :]
+        at = match.end()
     return _call(tool, arguments)
 
 
@@ -148,24 +162,25 @@ def _function(body: str, known: Tools) -> ToolCall:
     written = _FUNCTION.fullmatch(body)
     if written is None:
         raise CallError(f"function tags do not balance: {_short(body)}")
-    tool, rest = _tool(written["name"].strip(), known), written["rest"]
+    tool, rest = _tool(written["name"].strip(), known), written["rest"].rstrip()
     arguments: dict[str, Json] = {}
-    while rest.strip():
-        match = _PARAMETER.match(rest)
+    at = 0
+    while at < len(rest):
+        match = _PARAMETER.match(rest, at)
         if match is None or _FUNCTION_TAG.search(match["value"]):
-            raise CallError(f"parameter tags of {tool.name} do not balance: {_short(rest)}")
+            raise CallError(f"parameter tags of {tool.name} do not balance: {_short(rest[at:])}")
         value = match["value"].removeprefix("\n").removesuffix("\n")
-        if _kind_of(tool, match["key"].strip()) == "boolean":  # as templates write Python's
-            value = value.lower()
+        if _kind_of(tool, match["key"].strip()) in ("boolean", "any"):
+            value = _OF_PYTHON.get(value, value)
         _put(arguments, tool, match["key"].strip(), value)
-        rest = rest[match.end() :]
+        at = match.end()
     return _call(tool, arguments)
 
 
 def _put(arguments: dict[str, Json], tool: Tool, key: str, text: str) -> None:
     """Adds a value that was written without quotes where it is a text."""
     if key in arguments:
-        raise CallError(f"argument {key} of {tool.name} is given twice")
+        raise CallError(f"argument {_short(key)[1:-1]} of {tool.name} is given twice")
     kind = _kind_of(tool, key)
     if kind is None:
         raise CallError(f"{tool.name} has no parameter {_short(key)}")
@@ -245,45 +260,57 @@ def _mistral(text: str, known: Tools) -> Read:
     if not isinstance(listed, list) or not listed:
         raise CallError(f"tool calls are no list: {_short(text)}")
     calls: list[ToolCall] = []
+    ids = set[str]()
     for raw in listed:
         call = _named(raw, known, "arguments")
-        calls.append(_with_id(call, cast("dict[str, Json]", raw).get("id"), calls))
+        calls.append(_with_id(call, cast("dict[str, Json]", raw).get("id"), ids))
     return calls, rest
 
 
 def _mistral13(text: str, known: Tools) -> Read:
     calls: list[ToolCall] = []
-    while text.startswith(_MISTRAL):
-        head, separated, rest = text.removeprefix(_MISTRAL).partition(_ARGS)
-        if not separated:
-            raise CallError(f"a tool call lacks {_ARGS}: {_short(text)}")
-        name, has_id, its_id = head.partition(_CALL_ID)
+    ids = set[str]()
+    at = 0
+    while text.startswith(_MISTRAL, at):
+        begin = text.find(_ARGS, at)
+        if begin < 0:
+            raise CallError(f"a tool call lacks {_ARGS}: {_short(text[at:])}")
+        name, has_id, its_id = text[at + len(_MISTRAL) : begin].partition(_CALL_ID)
         tool = _tool(name.strip(), known)
-        arguments, text = _first(rest, f"the text of {tool.name}'s arguments")
+        arguments, at = _value(text, begin + len(_ARGS), f"the text of {name.strip()}'s arguments")
         call = _with_arguments(tool, arguments)
-        calls.append(_with_id(call, its_id, calls) if has_id else call)
-    return calls, text
+        calls.append(_with_id(call, its_id, ids) if has_id else call)
+    return calls, text[at:]
 
 
-def _with_id(call: ToolCall, its_id: Json, others: Sequence[ToolCall]) -> ToolCall:
+def _with_id(call: ToolCall, its_id: Json, others: set[str]) -> ToolCall:
     """The call with its id, by which a template calls its result."""
     if not isinstance(its_id, str) or not _ID.fullmatch(its_id):
         raise CallError(f"the id of a call of {call.name} is not nine letters or digits")
-    if its_id in {other.id for other in others}:
+    if its_id in others:
         raise CallError(f"two calls have the id {its_id}")
+    others.add(its_id)
     return replace(call, id=its_id)
 
 
 def _phi(text: str, known: Tools) -> Read:
     calls: list[ToolCall] = []
-    while text.lstrip().startswith(_PHI):
-        raw, rest = _first(text.lstrip()[len(_PHI) :], "a tool call")
-        if not rest.lstrip().startswith(_PHI_END):
+    at = 0
+    while text.startswith(_PHI, begin := _behind_space(text, at)):
+        raw, end = _value(text, begin + len(_PHI), "a tool call")
+        end = _behind_space(text, end)
+        if not text.startswith(_PHI_END, end):
             raise CallError(f"{_PHI} is not closed")
         listed = raw if isinstance(raw, list) else [raw]
+        if not listed:
+            raise CallError(f"a list of tool calls is empty: {_short(text[begin:])}")
         calls += [_named(each, known, "arguments") for each in listed]
-        text = rest.lstrip()[len(_PHI_END) :]
-    return calls, text
+        at = end + len(_PHI_END)
+    return calls, text[at:]
+
+
+def _behind_space(text: str, at: int) -> int:
+    return cast("re.Match[str]", _SPACE.match(text, at)).end()
 
 
 def _json(text: str, what: str) -> Json:
@@ -295,12 +322,18 @@ def _json(text: str, what: str) -> Json:
 
 def _first(text: str, what: str) -> tuple[Json, str]:
     """The JSON value with which a text begins, and what follows it."""
+    value, end = _value(text, 0, what)
+    return value, text[end:]
+
+
+def _value(text: str, begin: int, what: str) -> tuple[Json, int]:
+    """The JSON value that begins there, and where it ends."""
     try:
-        return first_json(text)
+        return json_at(text, begin)
     except DuplicateKey as error:
         raise CallError(f"{what}: {error}") from error
     except ValueError as error:
-        raise CallError(f"{what} is not JSON: {_short(text)}") from error
+        raise CallError(f"{what} is not JSON: {_short(text[begin:])}") from error
 
 
 GLM = CallForm(

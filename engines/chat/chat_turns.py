@@ -58,6 +58,8 @@ class TurnParser:
     calls: CallForm | None
     calls_once: bool = False
     """whether the template writes one call a turn at most"""
+    calls_have_ids: bool = False
+    """whether the template writes an id with each call, by which it calls the result"""
 
     def parse(self, problem: Problem, text: str, thought: Thought) -> AssistantTurn:
         """`text` is the turn without its stop token."""
@@ -80,4 +82,6 @@ class TurnParser:
         calls = parse_calls(text[start:], problem.tools, self.calls)
         if self.calls_once and len(calls) > 1:
             raise CallError(f"{len(calls)} calls in one turn: the chat template writes one")
+        if self.calls_have_ids and not all(call.id for call in calls):
+            raise CallError("a call lacks its id, by which the chat template calls its result")
         return content.rstrip("\n"), tuple(calls)

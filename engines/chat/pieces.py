@@ -225,6 +225,13 @@ class Pieces:
             return None
         return form_of(text, _CALL, _TOOL)
 
+    def have_ids(self, form: CallForm | None) -> bool:
+        """Whether the template writes an id with each call."""
+        if form is None:
+            return False
+        text = self.turn(_CALLER, thinking=False)
+        return bool(form.read(text[form.find(text) :], {_TOOL.name: _TOOL})[0][0].id)
+
     @property
     def calls_once(self) -> bool:
         """Whether the template refuses two calls in one turn."""

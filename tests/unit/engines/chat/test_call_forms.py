@@ -7,6 +7,7 @@ write the same marks.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.chat import Chat
-from engines.chat.call_forms import FORMS, CallError, parse_calls
+from engines.chat.call_forms import FORMS, CallError, CallForm, parse_calls
 from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import Thoughts
 from engines.chat.pieces import Pieces
@@ -222,6 +223,7 @@ def test_results_are_called_by_the_ids_that_the_model_wrote(tmp_path: Path) -> N
         ("mistral13", "[TOOL_CALLS]put[CALL_ID]1[ARGS]{}", "not nine letters"),
         ("phi", '<|tool_call|>{"name": "put", "arguments": {}}', "is not closed"),
         ("phi", '<|tool_call|>[1]<|/tool_call|>', "lacks its name"),
+        ("phi", '<|tool_call|>[]<|/tool_call|>', "a list of tool calls is empty"),
     ],
 )  # fmt: skip
 def test_a_fault_is_named(form: str, text: str, reason: str) -> None:
@@ -291,6 +293,55 @@ def test_two_calls_are_refused_where_the_template_writes_one(tmp_path: Path) -> 
         '{"name": "put", "parameters": {"n": 1}}{"name": "put", "parameters": {"n": 2}}<|eot_id|>'
     )
     assert "text after a tool call" in chat.parse(problem(), chat.text_ids(both)).error
+
+
+@pytest.mark.parametrize("form", FORMS, ids=[form.name for form in FORMS])
+def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) -> None:
+    begin, end = ONE.format("begin"), ONE.format("end")
+    one = {
+        "glm": "<tool_call>put</tool_call>",
+        "functions": "<tool_call><function=put></function></tool_call>",
+        "hermes": '<tool_call>{"name": "put"}</tool_call>',
+        "deepseek": f"{begin}function{SEPARATOR}put\n```json\n{{}}\n```{end}",
+        "deepseek31": f"{begin}put{SEPARATOR}{{}}{end}",
+        "mistral": '{"name": "put", "id": "%09d"}',
+        "mistral13": "[TOOL_CALLS]put[CALL_ID]%09d[ARGS]{}",
+        "phi": '<|tool_call|>{"name": "put"}<|/tool_call|>',
+        "llama": '{"name": "put", "parameters": {}}',
+    }[form.name]
+    count = 1 if form.name == "llama" else (1 << 20) // len(one)
+    each = [one % n if "%" in one else one for n in range(count)]
+    text = f"[TOOL_CALLS][{','.join(each)}]" if form.name == "mistral" else "".join(each)
+    if form.name.startswith("deepseek"):
+        text = SECTION.format("begin") + text + SECTION.format("end")
+    begun = time.process_time()
+    assert len(parse_calls(text, [TOOL], form)) == count
+    assert time.process_time() - begun < 10, "ids compared with all others took minutes"
+
+
+def test_a_value_of_any_type_is_read_as_templates_write_it() -> None:
+    (form,) = (each for each in FORMS if each.name == "functions")
+    written = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>"
+        for key, value in [("t", True), ("f", False), ("z", None), ("x", 1e-07), ("s", "Truely")]
+    )
+    text = f"<tool_call><function=put>{written}</function></tool_call>"
+    takes_any = Tool("put", "Puts.", dict.fromkeys("tfzxs", "any"))
+    (call,) = parse_calls(text, [takes_any], form)
+    assert call.arguments == {"t": True, "f": False, "z": None, "x": 1e-07, "s": "Truely"}
+
+
+def test_a_call_without_an_id_is_an_error_where_the_template_writes_one(tmp_path: Path) -> None:
+    """Its result would be called by an id that the model never wrote."""
+    call = f"'[TOOL_CALLS]' + {NAME} + '[CALL_ID]' + call.id + '[ARGS]' + {BODY}"
+    chat = Chat.load(write_folder(tmp_path, template(call), "bytes"))
+    for text, reason in [
+        ('[TOOL_CALLS]put[CALL_ID]abcdefgh1[ARGS]{"n": 1}</s>', ""),
+        ('[TOOL_CALLS]put[ARGS]{"n": 1}</s>', "a call lacks its id"),
+    ]:
+        error = chat.parse(problem(), chat.text_ids(text)).error
+        assert error.startswith(reason), error
+        assert bool(error) is bool(reason)
 
 
 @given(st.dictionaries(st.sampled_from("sn"), st.none(), min_size=1), st.text(), st.integers())

@@ -179,7 +179,7 @@ class Pieces:
         """A conversation in which `new` (tool results) and another turn's header follow a finished
         turn, and where in it that turn ends. `call_ids`: of that turn's calls."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
-        if calls and any(call_ids):
+        if calls and (any(call_ids) or (call_ids and self.template.needs_ids)):
             calls = tuple(replace(_CALL, id=each) for each in call_ids)
         # With a thought, or Qwen3's template writes an empty one in the first rendering only.
         thought = "r" if calls and all(m.role == "tool" for m in new) else None
@@ -194,7 +194,7 @@ class Pieces:
     def _before(self, said: Message, thinking: bool) -> str:
         """A rendering that ends with a stand-in turn: each is needed again and again."""
         key = (bool(said.tool_calls), said.reasoning, thinking)
-        if any(call.id for call in said.tool_calls):
+        if len(said.tool_calls) > 1 or any(call.id for call in said.tool_calls):
             return self.template.render([_USER, said], thinking=thinking)
         if key not in self._stand_ins:
             self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)

@@ -72,6 +72,11 @@ class ChatTemplate:
         return str(self._variables.get("bos_token") or "")
 
     @property
+    def needs_ids(self) -> bool:
+        """Whether it refuses calls without ids."""
+        return self._callers.has_ids
+
+    @property
     def literals(self) -> Literals:
         """Texts that stand in its expressions."""
         tree = _environment(_Generation).parse(self.text)

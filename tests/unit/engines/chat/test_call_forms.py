@@ -193,6 +193,18 @@ def test_results_are_called_by_the_ids_that_the_model_wrote(tmp_path: Path) -> N
     assert all(each in text.whole for each in ids)
 
 
+def test_each_call_of_a_turn_that_nobody_sampled_has_an_id_for_its_result(tmp_path: Path) -> None:
+    """As where an agent writes a turn with two calls into its history."""
+    chat = Chat.load(write_folder(tmp_path, OWN["mistral"], "bytes"))
+    said, results = caller({"n": 1}, {"n": 2}), [Message("tool", "10"), Message("tool", "20")]
+    ids = chat.turn_ids(problem(), said)
+    more = chat.continuation_ids(problem(), [said], results, ids[-1])
+    prompt = chat.decode(chat.prompt_ids(problem()))
+    rows = [*problem().messages, said, *results, Message("assistant", "x")]
+    whole = chat.training_text(rows, (TOOL,), thinking=False).whole
+    assert whole.startswith(prompt + chat.decode([*ids, *more]))
+
+
 @pytest.mark.parametrize(
     ("form", "text", "reason"),
     [

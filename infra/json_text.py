@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 import orjson
@@ -150,7 +150,29 @@ def json_at(text: str, begin: int) -> tuple[Any, int]:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if end - begin > 2 * _DEEPEST and _is_deep(value):
+        raise ValueError("it is nested too deeply")
     return value, end
+
+
+_DEEPEST = 200
+"""lists and objects in one another; whoever writes the value again must be able to, from any depth
+of calls, and orjson takes 254"""
+
+
+def _is_deep(value: Any) -> bool:
+    inner: list[Any] = [value]
+    for _ in range(_DEEPEST + 1):
+        inner = [part for each in inner for part in _parts(each)]
+        if not inner:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 _SPACE = re.compile(r"\s*")

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.chat import Chat
-from engines.chat.call_forms import FORMS, CallError, CallForm, parse_calls
+from engines.chat.call_forms import FORMS, FUNCTIONS, CallError, CallForm, parse_calls
 from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import Thoughts
 from engines.chat.pieces import Pieces
+from engines.rollout.records.packing import dump_turns, load_turns
 from engines.types import Json, Message, Problem, Tool, ToolCall
 from infra.errors import InputError
 from tests.parts.whole_rendering import write_folder
@@ -194,7 +195,6 @@ def test_results_are_called_by_the_ids_that_the_model_wrote(tmp_path: Path) -> N
 
 
 def test_each_call_of_a_turn_that_nobody_sampled_has_an_id_for_its_result(tmp_path: Path) -> None:
-    """As where an agent writes a turn with two calls into its history."""
     chat = Chat.load(write_folder(tmp_path, OWN["mistral"], "bytes"))
     said, results = caller({"n": 1}, {"n": 2}), [Message("tool", "10"), Message("tool", "20")]
     ids = chat.turn_ids(problem(), said)
@@ -244,6 +244,24 @@ def test_a_fault_is_named(form: str, text: str, reason: str) -> None:
         parse_calls(text, [TOOL], known)
 
 
+@pytest.mark.parametrize(("depth", "is_read"), [(190, True), (210, False), (950, False)])
+def test_a_value_nested_too_deeply_to_be_kept_is_a_fault(depth: int, is_read: bool) -> None:
+    """Python reads some that it cannot write again where more calls are on its stack."""
+    value = "[" * depth + "{}" + "]" * depth
+    for form, text in [
+        ("glm", "<tool_call>put<arg_key>a</arg_key><arg_value>V</arg_value></tool_call>"),
+        ("hermes", '<tool_call>{"name": "put", "arguments": {"a": V}}</tool_call>'),
+    ]:
+        (known,) = (each for each in FORMS if each.name == form)
+        if is_read:
+            calls = parse_calls(text.replace("V", value), [TOOL], known)
+            said = Message("assistant", "", tool_calls=tuple(calls))
+            assert load_turns(dump_turns([said])) == (said,)
+        else:
+            with pytest.raises(CallError, match="JSON"):
+                parse_calls(text.replace("V", value), [TOOL], known)
+
+
 @pytest.mark.parametrize(
     ("inside", "reason"),
     [
@@ -257,11 +275,7 @@ def test_a_fault_is_named(form: str, text: str, reason: str) -> None:
     ],
 )
 def test_a_fault_in_a_section_of_calls_is_named(inside: str, reason: str) -> None:
-    marks = {
-        "<B>": ONE.format("begin"),
-        "<E>": ONE.format("end"),
-        "<S>": SEPARATOR,
-    }
+    marks = {"<B>": ONE.format("begin"), "<E>": ONE.format("end"), "<S>": SEPARATOR}
     for short, mark in marks.items():
         inside = inside.replace(short, mark)
     (known,) = (each for each in FORMS if each.name == "deepseek")
@@ -307,7 +321,7 @@ def test_two_calls_are_refused_where_the_template_writes_one(tmp_path: Path) -> 
     assert "text after a tool call" in chat.parse(problem(), chat.text_ids(both)).error
 
 
-@pytest.mark.parametrize("form", FORMS, ids=[form.name for form in FORMS])
+@pytest.mark.parametrize("form", FORMS[:-1], ids=lambda form: form.name)
 def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) -> None:
     begin, end = ONE.format("begin"), ONE.format("end")
     one = {
@@ -319,9 +333,8 @@ def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) 
         "mistral": '{"name": "put", "id": "%09d"}',
         "mistral13": "[TOOL_CALLS]put[CALL_ID]%09d[ARGS]{}",
         "phi": '<|tool_call|>{"name": "put"}<|/tool_call|>',
-        "llama": '{"name": "put", "parameters": {}}',
     }[form.name]
-    count = 1 if form.name == "llama" else (1 << 20) // len(one)
+    count = (1 << 20) // len(one)
     each = [one % n if "%" in one else one for n in range(count)]
     text = f"[TOOL_CALLS][{','.join(each)}]" if form.name == "mistral" else "".join(each)
     if form.name.startswith("deepseek"):
@@ -332,15 +345,11 @@ def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) 
 
 
 def test_a_value_of_any_type_is_read_as_templates_write_it() -> None:
-    (form,) = (each for each in FORMS if each.name == "functions")
-    written = "".join(
-        f"<parameter={key}>\n{value}\n</parameter>"
-        for key, value in [("t", True), ("f", False), ("z", None), ("x", 1e-07), ("s", "Truely")]
-    )
+    values: dict[str, Json] = {"t": True, "f": False, "z": None, "x": 1e-07, "s": "Truely"}
+    written = "".join(f"<parameter={key}>\n{values[key]}\n</parameter>" for key in values)
     text = f"<tool_call><function=put>{written}</function></tool_call>"
     takes_any = Tool("put", "Puts.", dict.fromkeys("tfzxs", "any"))
-    (call,) = parse_calls(text, [takes_any], form)
-    assert call.arguments == {"t": True, "f": False, "z": None, "x": 1e-07, "s": "Truely"}
+    assert parse_calls(text, [takes_any], FUNCTIONS) == [ToolCall("put", values)]
 
 
 def test_a_call_without_an_id_is_an_error_where_the_template_writes_one(tmp_path: Path) -> None:

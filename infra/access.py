@@ -101,7 +101,7 @@ def is_here(host: str) -> bool:
     try:
         return is_loopback(host)
     except ValueError:
-        return host == "localhost"
+        return host in ("localhost", "::1")
 
 
 def reachable(host: str) -> str:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 
+from infra.processes.network import goes_by_proxies
+
 if TYPE_CHECKING:
     from mcp.types import JSONRPCMessage
 
@@ -45,9 +47,9 @@ class Heard:
         """Count a message. Raises HeardTooMuch."""
         self._count(_MESSAGE + _weight(line))
 
-    def client(self, headers: Mapping[str, str], timeout: httpx.Timeout) -> httpx.AsyncClient:
-        """Make a client. Answers are counted as they come, and come as they are: 600 bytes that
-        were packed twice may be 256 MB."""
+    def client(self, url: str, headers: Mapping[str, str], longest_s: float) -> httpx.AsyncClient:
+        """Make a client of the server at `url`. Answers are counted as they come, and come as they
+        are: 600 bytes that were packed twice may be 256 MB."""
 
         async def asked(request: httpx.Request) -> None:
             if request.method == "POST":
@@ -61,7 +63,8 @@ class Heard:
 
         logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)  # it logs what servers send
         return httpx.AsyncClient(
-            headers={**headers, "Accept-Encoding": "identity"}, timeout=timeout,
+            headers={**headers, "Accept-Encoding": "identity"},
+            timeout=httpx.Timeout(longest_s, read=None), trust_env=goes_by_proxies(url),
             event_hooks={"request": [asked], "response": [answered]},
         )  # fmt: skip
 

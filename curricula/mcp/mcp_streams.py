@@ -103,11 +103,10 @@ class McpStreams:
 
     @asynccontextmanager
     async def _over_http(self) -> AsyncGenerator[Streams]:
-        import httpx
         from mcp.client.streamable_http import streamable_http_client
 
         longest = max(self._server.start_s, self._server.call_s)
-        client = self.heard.client(self._headers, httpx.Timeout(longest, read=None))
+        client = self.heard.client(self._server.url, self._headers, longest)
         async with (
             client,
             streamable_http_client(self._server.url, http_client=client) as (read, write, _),

@@ -14,7 +14,7 @@ import httpx
 
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InputError
-from infra.processes.network import unusable
+from infra.processes.network import goes_by_proxies
 
 BLOCK = "tributary-notify"
 AUTOMATION = "tributary: tell of failures"
@@ -91,7 +91,7 @@ def _try(url: str) -> None:
     try:
         reply = httpx.post(
             url, json={"text": said, "content": said}, timeout=TRY_SECONDS,
-            trust_env=not unusable(),
+            trust_env=goes_by_proxies(url),
         )  # fmt: skip
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(

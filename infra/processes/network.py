@@ -15,6 +15,9 @@ from collections.abc import Collection
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from infra.access import is_here
 
 if TYPE_CHECKING:
     import ssl
@@ -91,6 +94,12 @@ def unusable() -> list[str]:
     if find_spec("socksio") is not None:
         return []
     return [name for name in _named() if os.environ[name].startswith("socks")]
+
+
+def goes_by_proxies(url: str) -> bool:
+    """Whether a client of the server at this address reads the environment's proxies (`trust_env`
+    of httpx): not if it is on this machine, nor where httpx would refuse to begin."""
+    return not (is_here(urlsplit(url).hostname or "") or unusable())
 
 
 def forget_proxies() -> None:

@@ -39,6 +39,7 @@ from infra.data_files.remembered import forget_unused
 from infra.errors import EngineError, InputError, OutOfReach
 from infra.home import home, write_whole
 from infra.outages import Outage, waiting_for
+from infra.processes.network import goes_by_proxies
 from infra.secret_references import is_reference, resolved, secret_names
 from rewards.judges.judge_prompt import SHOWN
 
@@ -332,7 +333,9 @@ class ChatApi:
             headers = {"Accept-Encoding": "identity"}
             if self._key:
                 headers["Authorization"] = f"Bearer {self._key}"
-            self._client = httpx.AsyncClient(headers=headers, timeout=None)
+            self._client = httpx.AsyncClient(
+                headers=headers, timeout=None, trust_env=goes_by_proxies(self._url)
+            )
         content = bytearray()
         try:
             async with self._client.stream("POST", self._url, json=body) as reply:

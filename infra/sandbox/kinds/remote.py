@@ -14,6 +14,7 @@ import httpx
 
 from infra.access import sendable
 from infra.errors import InputError
+from infra.processes.network import goes_by_proxies
 from infra.sandbox.agent_sandbox import (
     FILES_SECONDS,
     GRACE_SECONDS,
@@ -48,6 +49,7 @@ def start(limits: Limits, *, url: str, key: str) -> RemoteSandbox:
             "Accept-Encoding": "identity",
         },
         timeout=START_SECONDS,
+        trust_env=goes_by_proxies(url),
     )
     try:
         order = {"limits": asdict(limits), "idle_seconds": IDLE_SECONDS}

@@ -173,6 +173,7 @@ async def test_a_server_at_a_url_gets_the_key_and_a_session_for_each_episode(
     shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_KEY", "Bearer hidden-2")
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     running = await asyncio.create_subprocess_exec(

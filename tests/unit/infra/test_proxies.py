@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from flows.running.prefect_api import PrefectApi
-from infra.processes.network import bypass, bypass_env, forget_proxies, unusable
+from infra.processes.network import bypass, bypass_env, forget_proxies, goes_by_proxies, unusable
 from infra.stack.cluster import Cluster
 from infra.stack.record import Stack
 from infra.stack.services import prefect_service_env, service_env
@@ -67,6 +67,17 @@ def test_services_and_jobs_bypass_the_proxy_for_the_stack_s_address(
     left = prefect_service_env(stack, "prefect-worker")
     assert "HTTP_PROXY" in left
     assert [name for name in ("ALL_PROXY",) if name not in left] == unusable()
+
+
+def test_servers_of_others_are_asked_by_the_proxy_unless_they_are_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert goes_by_proxies("https://api.example/v1")
+    assert not goes_by_proxies("http://127.0.0.1:8000/v1")
+    assert not goes_by_proxies("http://localhost/v1")
+    assert not goes_by_proxies("http://[::1]:8000")
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    assert goes_by_proxies("https://api.example/v1") is not bool(unusable())
 
 
 def test_a_router_has_no_proxy_at_all() -> None:

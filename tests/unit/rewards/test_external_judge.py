@@ -61,6 +61,7 @@ async def test_a_verdict_is_json_on_the_scale_and_a_question_is_paid_for_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "hidden-1")
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")  # httpx refuses to begin with it
     async with serving(GOOD) as api:
         async with judging(api.url, key="secret:JUDGE_KEY", body={"seed": 7}) as judge:
             same = await asyncio.gather(*[judge(transcript()) for _ in range(3)])

@@ -253,7 +253,11 @@ class Chat:
         return TrainingText(self._start, [(text, "")])
 
     def lists_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        """Whether the template writes the tools of such a conversation."""
+        """Whether the template writes the tools of such a conversation, or a system message of it
+        names each with its parameters."""
+        said = "\n".join(message.content for message in messages if message.role == "system")
+        if all(name in said for tool in tools for name in (tool.name, *tool.parameters)):
+            return True
         return self._completeness.lists_tools(messages, tools)
 
     def _text(
@@ -346,7 +350,8 @@ class Chat:
         if problem.tools and not self.lists_tools(problem.messages, problem.tools):
             raise InputError(
                 f"problem {problem.id} has tools, but the chat template {self.template_file} lists"
-                " none; say in a system message what can be called, or use a template that does"
+                " none; name each with its parameters in a system message, or use a template that"
+                " lists them"
             )
 
     def _whole(self, text: str) -> TokenizedText:

@@ -125,7 +125,7 @@ class Renderer:
             raise BadRow(
                 Reason.TOOLS,
                 f"has the tool {tools[0].name}, but the chat template {self.chat.template_file}"
-                " lists no tools; say in a system message what can be called",
+                " lists no tools; name each with its parameters in a system message",
             )
         return self.chat.training_text(messages, tools, thinking=thinking)
 

@@ -390,8 +390,11 @@ def test_a_turn_behind_results_has_a_thought_where_its_header_opens_one(tmp_path
     """DeepSeek's template opens one behind a question, and writes no header behind results."""
     chat = Chat.load(write_folder(tmp_path, (TRL / "deepseekv3.jinja").read_text(), "bytes"))
     asked = chat.decided(problem())
-    # It lists no tools: a system message would.
-    prompt, said = chat.prompt_ids(replace(asked, tools=())), caller({"n": 1})
+    with pytest.raises(InputError, match="name each with its parameters in a system message"):
+        chat.prompt_ids(asked)
+    listed = f"Call put with {', '.join(TOOL.parameters)}."
+    asked = replace(asked, messages=(Message("system", listed), *asked.messages))
+    prompt, said = chat.prompt_ids(asked), caller({"n": 1})
     turn = [*chat.text_ids("Hm.</think>"), *chat.turn_ids(asked, said)]
     assert chat.parse(asked, turn, prompt).tool_calls == said.tool_calls
     more = chat.continuation_ids(asked, [said], [Message("tool", "one")], turn[-1])

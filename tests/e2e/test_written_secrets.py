@@ -84,7 +84,7 @@ experts:
   shop:
     domain:
       max_turns: 3
-      max_new_tokens: 32
+      max_new_tokens: 400
       curriculum:
         name: files
         options: {sources: {files: [asks.jsonl]}, shares: {heldout: 0.3}}
@@ -93,7 +93,7 @@ experts:
         system: You want to buy something.
         api: {url: "http://127.0.0.1:<PORT>/v1", model: buyer, key: "secret:USER_KEY"}
       rewards: [{name: exact, outcome: true}]
-    path: [{rl: {steps: 1, problems_per_step: 2, group_size: 2, optimizer: {lr: 1.0e-6}}}]
+    path: [{rollout: {problems: 6, group_size: 2}}]
 evaluate: {problems: 2}
 """
 
@@ -114,7 +114,7 @@ def _runs_with_parts_that_repeat_their_secrets(machine: Machine, folder: Path) -
         (folder / "shop.yaml").write_text(WITH_TOOLS.replace("<PORT>", str(port)))
         store = f"storage.root={STORE}"
         machine.call("run", str(folder / "shop.yaml"), "--name", "shop", "--set", store)
-    shown = machine.call("rollouts", "shop-rl", "--run", "shop", timeout=120)
+    shown = machine.call("rollouts", "shop-rollout", "--run", "shop", timeout=120)
     assert asked, "the user was asked"
     assert "secret:USER_KEY" in shown
     assert "ask with secret:MCP_TOKEN" in shown

@@ -70,7 +70,7 @@ server = FastMCP("shop")
 token = os.environ["TOKEN"]
 print(token, file=sys.stderr)
 
-@server.tool(description=f"What a thing costs; ask with {token}.")
+@server.tool(name=f"price-{token}", description=f"What a thing costs; ask with {token}.")
 def price(name: str) -> str:
     return f"3 euros, {token}"
 
@@ -93,7 +93,7 @@ experts:
         system: You want to buy something.
         api: {url: "http://127.0.0.1:<PORT>/v1", model: buyer, key: "secret:USER_KEY"}
       rewards: [{name: exact, outcome: true}]
-    path: [{rollout: {problems: 6, group_size: 2}}]
+    path: [{rollout: {problems: 8, group_size: 8}}]
 evaluate: {problems: 2}
 """
 
@@ -114,10 +114,10 @@ def _runs_with_parts_that_repeat_their_secrets(machine: Machine, folder: Path) -
         (folder / "shop.yaml").write_text(WITH_TOOLS.replace("<PORT>", str(port)))
         store = f"storage.root={STORE}"
         machine.call("run", str(folder / "shop.yaml"), "--name", "shop", "--set", store)
-    shown = machine.call("rollouts", "shop-rollout", "--run", "shop", timeout=120)
+    shown = machine.call("rollouts", "shop-rollout", "--run", "shop", "--limit", "99", timeout=120)
     assert asked, "the user was asked"
     assert "secret:USER_KEY" in shown
-    assert "ask with secret:MCP_TOKEN" in shown
+    assert "price-secret:MCP_TOKEN" in shown, "the template writes names of tools"
 
 
 def _crashes(machine: Machine, folder: Path) -> None:

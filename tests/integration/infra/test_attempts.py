@@ -234,9 +234,9 @@ def test_a_job_that_hangs_before_its_first_heartbeat_is_tried_again(
             stop = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
             super().submit(job, stop if job.endswith("-a1") else arguments, env)
 
-    place, seen = bench.place("run", silent=12.0), Seen()  # looks every second
+    place, seen = bench.place("run", silent=22.0), Seen()  # looks every second
     bench.launchers.append(Freezing())
-    bench.run(replace(place, launcher=bench.launchers[-1], begin_seconds=10.0), seen)
+    bench.run(replace(place, launcher=bench.launchers[-1], begin_seconds=20.0), seen)
     assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
 
 

@@ -1,7 +1,6 @@
 """Each form of tool calls: what real templates write is read again, by SGLang's parsers too.
 
-Templates are those that TRL ships; of Mistral's, DeepSeek-V3.1's and Phi-4's calls, templates that
-write the same marks.
+Templates are TRL's; of Mistral's, DeepSeek-V3.1's and Phi-4's calls, some that write their marks.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.unit
 TRL = Path(trl.__file__).parent / "chat_templates"
 OF_FAMILIES = {
-    "deepseekv3": "deepseek", "glm4moe": "glm",
-    "llama3_1": "llama", "llama3_2": "llama", "nemotron_3_nano": "functions",
-    "nemotron_3_5_lightning": "functions", "qwen2_5": "hermes", "qwen3": "hermes",
-    "qwen3_5_nothink": "functions", "qwen3_5_think": "functions", "qwen3_6": "functions",
-    "qwen3_8": "functions", "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes",
+    "deepseekv3": "deepseek", "glm4moe": "glm", "llama3_1": "llama", "llama3_2": "llama",
+    "nemotron_3_nano": "functions", "nemotron_3_5_lightning": "functions", "qwen2_5": "hermes",
+    "qwen3": "hermes", "qwen3_5_nothink": "functions", "qwen3_5_think": "functions",
+    "qwen3_6": "functions", "qwen3_8": "functions", "qwen3_instruct_2507": "hermes",
+    "qwen3_vl": "hermes",
 }  # fmt: skip
 MISTRAL = """\
 {{- bos_token }}
@@ -150,10 +149,8 @@ def test_what_a_template_writes_is_read_again(
             assert form == "llama"
             assert len(said.tool_calls) > 1, "one call a turn"
             continue
-        if said.content and said.content not in chat.decode(ids):
+        if said.content and not all(word in chat.decode(ids) for word in (said.content, "put")):
             continue  # it writes a call or a text
-        if said.content and "put" not in chat.decode(ids):
-            continue
         thought = chat.text_ids("Hm.</think>") if chat.mode.thoughts is Thoughts.ALWAYS else []
         turn = chat.parse(asked, [*thought, *ids])
         assert turn.error == "", (name, chat.decode(ids))
@@ -392,8 +389,8 @@ def test_a_turn_behind_results_has_a_thought_where_its_header_opens_one(tmp_path
     asked = chat.decided(problem())
     with pytest.raises(InputError, match="name each with its parameters in a system message"):
         chat.prompt_ids(asked)
-    listed = f"Call put with {', '.join(TOOL.parameters)}."
-    asked = replace(asked, messages=(Message("system", listed), *asked.messages))
+    listed = Message("system", f"Call put with {', '.join(TOOL.parameters)}.")
+    asked = replace(asked, messages=(listed, *asked.messages))
     prompt, said = chat.prompt_ids(asked), caller({"n": 1})
     turn = [*chat.text_ids("Hm.</think>"), *chat.turn_ids(asked, said)]
     assert chat.parse(asked, turn, prompt).tool_calls == said.tool_calls

@@ -35,6 +35,7 @@ MARKED = {
     *("checkpoint_every", "keep_rollouts", "external"),
     *("micro_batch_tokens", "kernels", "max_total_tokens", "max_bad_share"),
     *("routing", "max_turns_per_server", "model", "group", "teachers", "tokenizer"),
+    "at_once",
 }
 
 

@@ -125,24 +125,17 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def strict_json(text: str) -> Any:
-    """The value that a text is. Raises ValueError as `first_json` does."""
-    value, rest = first_json(text)
-    if rest.strip():
-        raise ValueError(f"{rest.strip()[:80]!r} follows the JSON")
+    """Return the value that a text is. Raises ValueError as `json_at` does."""
+    value, end = json_at(text, 0)
+    if rest := text[end:].strip():
+        raise ValueError(f"{rest[:80]!r} follows the JSON")
     return value
 
 
-def first_json(text: str) -> tuple[Any, str]:
-    """The value with which a text begins, and what follows it. Raises ValueError for what is not
-    JSON, is nested too deeply, or has numbers beyond those of a float or half of a surrogate pair;
-    DuplicateKey for a key that stands twice."""
-    value, end = json_at(text, 0)
-    return value, text[end:]
-
-
 def json_at(text: str, begin: int) -> tuple[Any, int]:
-    """The value that begins at this place or behind the white space there, and where it ends.
-    Raises as `first_json` does."""
+    """Return the value that begins there or behind the white space there, and where it ends. Raises
+    ValueError for what is no JSON, is nested too deeply, or has numbers beyond those of a float or
+    half of a surrogate pair; DuplicateKey for a key that stands twice."""
     space = _SPACE.match(text, begin)
     try:
         value, end = _STRICT.raw_decode(text, space.end() if space else begin)
@@ -150,19 +143,19 @@ def json_at(text: str, begin: int) -> tuple[Any, int]:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if end - begin > 2 * _DEEPEST and _is_deep(value):
+    if end - begin > 2 * _MOST_NESTED and _is_deep(value):
         raise ValueError("it is nested too deeply")
     return value, end
 
 
-_DEEPEST = 200
+_MOST_NESTED = 200
 """lists and objects in one another; whoever writes the value again must be able to, from any depth
 of calls, and orjson takes 254"""
 
 
 def _is_deep(value: Any) -> bool:
     inner: list[Any] = [value]
-    for _ in range(_DEEPEST + 1):
+    for _ in range(_MOST_NESTED + 1):
         inner = [part for each in inner for part in _parts(each)]
         if not inner:
             return False

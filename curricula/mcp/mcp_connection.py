@@ -120,7 +120,7 @@ class McpConnection:
                 return found
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """What the model is told: the result, or why there is none. Raises McpLost."""
+        """Return what the model is told: the result, or why there is none. Raises McpLost."""
         from mcp.types import CallToolRequest, CallToolRequestParams
 
         params = CallToolRequestParams(name=name, arguments=_with_texts(dict(arguments), writable))
@@ -165,7 +165,7 @@ class McpConnection:
         return text if more <= 0 else f"{text[:most]}\n({more} more characters are left out)"
 
     def _keepable(self, text: str) -> str:
-        """What the server says, as it may stand in prompts, records and pages."""
+        """Return what the server says as it may stand in prompts, records and pages."""
         return writable(self._without_secrets(text))
 
     def _without_secrets(self, text: str) -> str:
@@ -219,7 +219,7 @@ class McpConnection:
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """JSON in which each text, names too, is what `change` makes of it."""
+    """Return JSON in which each text, names too, is what `change` makes of it."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

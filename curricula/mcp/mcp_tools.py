@@ -94,7 +94,7 @@ class _WithTools:
 
 
 class _RowsWithTools(_WithTools):
-    """What is asked of a user's rows is said by them."""
+    """Answers what is asked of a user's rows, as they do themselves."""
 
     @property
     def left_out(self) -> Iterable[str]:
@@ -129,7 +129,7 @@ class McpEnvironment:
         return _McpEpisode(problem, self._server.max_calls, self._connected)
 
     async def _connected(self) -> McpConnection:
-        """In its turn. Raises InputError as `McpConnection` does."""
+        """Connect once a place is free. Raises InputError as `McpConnection` does."""
         with waiting_for_turn():
             await self._places.acquire()
         try:
@@ -142,7 +142,7 @@ class McpEnvironment:
 
 
 class _McpEpisode:
-    """Over with a turn that calls nothing, or with a call too many. What is wrong with a call is
+    """Ends with a turn that calls nothing, or with a call too many. What is wrong with a call is
     said in its result; a server that is gone raises McpLost, and the rollout is a failed one."""
 
     def __init__(

@@ -49,7 +49,7 @@ class McpServer(Config):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The program that it runs counts too."""
+        """Name the parts of the result; the program that it runs counts too."""
         program = (f"{self.program}:",) if self.program else ()
         return (WITH_TOOLS, *program)
 
@@ -86,10 +86,10 @@ class McpServer(Config):
         return self
 
     def shared_by(self, processes: int) -> Self:
-        """For one of so many processes, which have its bound together."""
+        """Return the settings for one of so many processes, which share its bound."""
         return self.model_copy(update={"at_once": max(self.at_once // processes, 1)})
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Say what messages call it."""
         return f"the MCP server {self.url or ' '.join(self.command)!r}"

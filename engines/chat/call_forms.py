@@ -1,20 +1,20 @@
 """Tool calls as models write them, parsed strictly: a call is right, or it says what is wrong.
 
-    glm          <tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
-    hermes       <tool_call>{"name": "name", "arguments": {"k": "v"}}</tool_call>       (Qwen)
-    functions    <tool_call><function=name><parameter=k>v</parameter></function></tool_call>
-                 (Qwen3-Coder, Qwen3.5, Nemotron 3)
-    llama        {"name": "name", "parameters": {"k": "v"}}, also behind <|python_tag|>  (Llama 3)
-    deepseek     a section of calls, each `function`, the name and a block of JSON      (V3, R1)
-    deepseek31   a section of calls, each the name and JSON                              (V3.1)
-    mistral      [TOOL_CALLS][{"name": "name", "arguments": {"k": "v"}, "id": "abcdefghi"}]
-    mistral13    [TOOL_CALLS]name[ARGS]{"k": "v"}, also with [CALL_ID]abcdefghi behind the name
-    phi          <|tool_call|>{"name": "name", "arguments": {"k": "v"}}<|/tool_call|>, or a list
+    glm           <tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
+    hermes        <tool_call>{"name": "name", "arguments": {"k": "v"}}</tool_call>      (Qwen)
+    qwen3_coder   <tool_call><function=name><parameter=k>v</parameter></function></tool_call>
+                  (Qwen3.5 and Nemotron 3, too)
+    llama3        {"name": "name", "parameters": {"k": "v"}}, also behind <|python_tag|>
+    deepseekv3    a section of calls, each `function`, the name and a block of JSON     (R1, too)
+    deepseekv31   a section of calls, each the name and JSON
+    mistral       [TOOL_CALLS][{"name": "name", "arguments": {"k": "v"}, "id": "abcdefghi"}]
+    mistral_args  [TOOL_CALLS]name[ARGS]{"k": "v"}, also with [CALL_ID]abcdefghi behind the name
+    phi           <|tool_call|>{"name": "name", "arguments": {"k": "v"}}<|/tool_call|>, or a list
 
 The template decides: its form is the one that reads a stand-in's call back from the text that the
 template makes of it. In all of them tags balance, the tool is known, no key stands twice, required
 keys are there, every value has its declared type, and every text is one that UTF-8 can hold. In
-`glm` and `functions` the value of a string parameter is the raw text, others are JSON.
+`glm` and `qwen3_coder` the value of a string parameter is the raw text, others are JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from engines.types import Json, Tool, ToolCall
-from infra.json_text import (
-    DuplicateKey,
-    ParameterKind,
-    first_json,
-    json_at,
-    kind_of_others,
-    strict_json,
-)
+from infra.json_text import DuplicateKey, ParameterKind, json_at, kind_of_others, strict_json
 
 Tools: TypeAlias = Mapping[str, Tool]
 """by name"""
@@ -47,8 +40,8 @@ _GLM_TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
 _FUNCTION = re.compile(r"\s*<function=(?P<name>[^<>]*)>(?P<rest>.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>]*)>(?P<value>.*?)</parameter>", re.DOTALL)
 _FUNCTION_TAG = re.compile(r"</?tool_call>|<function=|</function>|<parameter=|</parameter>")
-_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""as templates write the values that are no text"""
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""as some templates write JSON's"""
 _PYTHON_TAG = "<|python_tag|>"
 _BARE = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 _CALLS, _CALLS_END = (
@@ -65,12 +58,12 @@ _PHI, _PHI_END = "<|tool_call|>", "<|/tool_call|>"
 
 
 class CallError(Exception):
-    """A call that breaks the form; the message is the reason."""
+    """A call breaks its form; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How calls are written, and read."""
+    """Says how calls are written, and reads them. Names are those of SGLang's parsers."""
 
     name: str
     opening: str
@@ -83,28 +76,28 @@ class CallForm:
     """marks that stand within calls alone"""
 
     def find(self, text: str) -> int:
-        """Where the calls of a turn begin; -1 in one without."""
+        """Return where the calls of a turn begin; -1 in one without."""
         return text.find(self.opening)
 
 
 class _Bare(CallForm):
-    """Calls without marks: a turn is one, or has none."""
+    """Reads calls without marks: a turn is one, or has none."""
 
     def find(self, text: str) -> int:
-        """An object that is no call, as an answer in JSON is, is text."""
+        """Take an object that is no call, as an answer in JSON is, for text."""
         if text.lstrip().startswith(_PYTHON_TAG):
             return 0
         if not _BARE.match(text):
             return -1
         try:
-            raw, _ = first_json(text)
+            raw, _ = json_at(text, 0)
         except ValueError:
             return 0
         return 0 if isinstance(raw, dict) and "parameters" in raw else -1
 
 
 def parse_calls(text: str, tools: Sequence[Tool], form: CallForm) -> list[ToolCall]:
-    """The calls in `text`, which begins with the first. Raises CallError."""
+    """Return the calls in `text`, which begins with the first. Raises CallError."""
     calls, rest = form.read(text, {tool.name: tool for tool in tools})
     if rest.strip():
         raise CallError(f"text after a tool call: {_short(rest.strip())}")
@@ -112,7 +105,7 @@ def parse_calls(text: str, tools: Sequence[Tool], form: CallForm) -> list[ToolCa
 
 
 def form_of(written: str, call: ToolCall, tool: Tool) -> CallForm | None:
-    """The form that reads this call in a turn that a template wrote for it; None if none does."""
+    """Return the form that reads this call in a turn that a template wrote for it, if one does."""
     for form in FORMS:
         at = form.find(written)
         try:
@@ -124,7 +117,7 @@ def form_of(written: str, call: ToolCall, tool: Tool) -> CallForm | None:
 
 
 def _tagged(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], Read]:
-    """The reader of calls that stand each in its own tag."""
+    """Return the reader of calls that stand each between tags of its own."""
 
     def read(text: str, known: Tools) -> Read:
         calls: list[ToolCall] = []
@@ -145,60 +138,65 @@ def _tagged(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], R
 
 def _glm(body: str, known: Tools) -> ToolCall:
     start = body.find("<")
-    name, rest = (body, "") if start < 0 else (body[:start], body[start:].rstrip())
+    name, tags = (body, "") if start < 0 else (body[:start], body[start:])
     tool = _tool(name.strip(), known)
-    arguments: dict[str, Json] = {}
-    at = 0
-    while at < len(rest):
-        match = _ARGUMENT.match(rest, at)
-        if match is None or _GLM_TAG.search(match["value"]):
-            raise CallError(f"argument tags of {tool.name} do not balance: {_short(rest[at:])}")
-        _put(arguments, tool, match["key"].strip(), match["value"])
-        at = match.end()
-    return _call(tool, arguments)
+    return _unquoted(tool, _tagged_arguments(tool, tags, _ARGUMENT, _GLM_TAG))
 
 
-def _function(body: str, known: Tools) -> ToolCall:
+def _qwen3_coder(body: str, known: Tools) -> ToolCall:
     written = _FUNCTION.fullmatch(body)
     if written is None:
         raise CallError(f"function tags do not balance: {_short(body)}")
-    tool, rest = _tool(written["name"].strip(), known), written["rest"].rstrip()
-    arguments: dict[str, Json] = {}
-    at = 0
-    while at < len(rest):
-        match = _PARAMETER.match(rest, at)
-        if match is None or _FUNCTION_TAG.search(match["value"]):
-            raise CallError(f"parameter tags of {tool.name} do not balance: {_short(rest[at:])}")
-        value = match["value"].removeprefix("\n").removesuffix("\n")
-        if _kind_of(tool, match["key"].strip()) in ("boolean", "any"):
-            value = _OF_PYTHON.get(value, value)
-        _put(arguments, tool, match["key"].strip(), value)
+    tool = _tool(written["name"].strip(), known)
+    found = _tagged_arguments(tool, written["rest"], _PARAMETER, _FUNCTION_TAG)
+    lines = [(key, value.removeprefix("\n").removesuffix("\n")) for key, value in found]
+    return _unquoted(tool, lines, _PYTHON_WORDS)
+
+
+def _tagged_arguments(
+    tool: Tool, tags: str, argument: re.Pattern[str], any_tag: re.Pattern[str]
+) -> list[tuple[str, str]]:
+    """Return the arguments that stand each between tags of their own, as they are written."""
+    tags, at = tags.rstrip(), 0
+    found: list[tuple[str, str]] = []
+    while at < len(tags):
+        match = argument.match(tags, at)
+        if match is None or any_tag.search(match["value"]):
+            raise CallError(f"argument tags of {tool.name} do not balance: {_short(tags[at:])}")
+        found.append((match["key"].strip(), match["value"]))
         at = match.end()
-    return _call(tool, arguments)
+    return found
 
 
-def _put(arguments: dict[str, Json], tool: Tool, key: str, text: str) -> None:
-    """Adds a value that was written without quotes where it is a text."""
-    if key in arguments:
-        raise CallError(f"argument {_short(key)[1:-1]} of {tool.name} is given twice")
-    kind = _kind_of(tool, key)
-    if kind is None:
-        raise CallError(f"{tool.name} has no parameter {_short(key)}")
-    try:
-        arguments[key] = text if kind == "string" else strict_json(text)
-    except ValueError as error:
-        if kind != "any":
-            what = f"argument {key} of {tool.name} is not a JSON {kind}"
-            raise CallError(f"{what}: {_short(text)}") from error
-        arguments[key] = text
+def _unquoted(
+    tool: Tool, written: Sequence[tuple[str, str]], words: Mapping[str, str] | None = None
+) -> ToolCall:
+    """Return the call whose texts were written without quotes, and other values as JSON; `words`
+    are those that stand for JSON's."""
+    arguments: dict[str, Json] = {}
+    for key, text in written:
+        if key in arguments:
+            raise CallError(f"argument {_short(key)[1:-1]} of {tool.name} is given twice")
+        kind = _kind_of(tool, key)
+        if kind is None:
+            raise CallError(f"{tool.name} has no parameter {_short(key)}")
+        try:
+            value = (words or {}).get(text, text)
+            arguments[key] = text if kind == "string" else strict_json(value)
+        except ValueError as error:
+            if kind != "any":
+                what = f"argument {key} of {tool.name} is not a JSON {kind}"
+                raise CallError(f"{what}: {_short(text)}") from error
+            arguments[key] = text
+    return _checked(tool, arguments)
 
 
 def _hermes(body: str, known: Tools) -> ToolCall:
-    return _named(_json(body, "a tool call"), known, "arguments")
+    return _from_object(_json(body, "a tool call"), known, "arguments")
 
 
-def _named(raw: Json, known: Tools, key: str) -> ToolCall:
-    """The call that an object with a name and arguments is."""
+def _from_object(raw: Json, known: Tools, key: str) -> ToolCall:
+    """Return the call that an object with a name and arguments is."""
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
         raise CallError("a tool call lacks its name")
     return _with_arguments(_tool(raw["name"], known), raw.get(key, {}))
@@ -207,16 +205,17 @@ def _named(raw: Json, known: Tools, key: str) -> ToolCall:
 def _with_arguments(tool: Tool, arguments: Json) -> ToolCall:
     if not isinstance(arguments, dict):
         raise CallError(f"arguments of {tool.name} are not a JSON object")
-    return _call(tool, arguments)
+    return _checked(tool, arguments)
 
 
-def _llama(text: str, known: Tools) -> Read:
-    raw, rest = _first(text.lstrip().removeprefix(_PYTHON_TAG), "a tool call")
-    return [_named(raw, known, "parameters")], rest
+def _llama3(text: str, known: Tools) -> Read:
+    body = text.lstrip().removeprefix(_PYTHON_TAG)
+    raw, end = _value(body, 0, "a tool call")
+    return [_from_object(raw, known, "parameters")], body[end:]
 
 
 def _section(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], Read]:
-    """The reader of a section of calls."""
+    """Return the reader of a section of calls (DeepSeek)."""
 
     def read(text: str, known: Tools) -> Read:
         section, closed, after = text.removeprefix(_CALLS).partition(_CALLS_END)
@@ -241,33 +240,33 @@ def _fenced(body: str, known: Tools) -> ToolCall:
     written = _FENCED.fullmatch(rest)
     if kind != "function" or written is None:
         raise CallError(f"a tool call is no `function`, name and block of JSON: {_short(body)}")
-    return _separate(written["name"], written["body"], known)
+    return _from_name_and_json(written["name"], written["body"], known)
 
 
 def _unfenced(body: str, known: Tools) -> ToolCall:
     name, _, rest = body.partition(_SEPARATOR)
-    return _separate(name, rest, known)
+    return _from_name_and_json(name, rest, known)
 
 
-def _separate(name: str, body: str, known: Tools) -> ToolCall:
-    """The call of a name and of the text of its arguments."""
+def _from_name_and_json(name: str, body: str, known: Tools) -> ToolCall:
+    """Return the call with this name and with the arguments that the body is as JSON."""
     tool = _tool(name.strip(), known)
     return _with_arguments(tool, _json(body, f"the text of {tool.name}'s arguments"))
 
 
 def _mistral(text: str, known: Tools) -> Read:
-    listed, rest = _first(text.removeprefix(_MISTRAL), "a list of tool calls")
+    listed, end = _value(text, len(_MISTRAL), "a list of tool calls")
     if not isinstance(listed, list) or not listed:
         raise CallError(f"tool calls are no list: {_short(text)}")
     calls: list[ToolCall] = []
     ids = set[str]()
     for raw in listed:
-        call = _named(raw, known, "arguments")
+        call = _from_object(raw, known, "arguments")
         calls.append(_with_id(call, cast("dict[str, Json]", raw).get("id"), ids))
-    return calls, rest
+    return calls, text[end:]
 
 
-def _mistral13(text: str, known: Tools) -> Read:
+def _mistral_args(text: str, known: Tools) -> Read:
     calls: list[ToolCall] = []
     ids = set[str]()
     at = 0
@@ -284,7 +283,7 @@ def _mistral13(text: str, known: Tools) -> Read:
 
 
 def _with_id(call: ToolCall, its_id: Json, others: set[str]) -> ToolCall:
-    """The call with its id, by which a template calls its result."""
+    """Return the call with its id, by which a template calls its result."""
     if not isinstance(its_id, str) or not _ID.fullmatch(its_id):
         raise CallError(f"the id of a call of {call.name} is not nine letters or digits")
     if its_id in others:
@@ -304,7 +303,7 @@ def _phi(text: str, known: Tools) -> Read:
         listed = raw if isinstance(raw, list) else [raw]
         if not listed:
             raise CallError(f"a list of tool calls is empty: {_short(text[begin:])}")
-        calls += [_named(each, known, "arguments") for each in listed]
+        calls += [_from_object(each, known, "arguments") for each in listed]
         at = end + len(_PHI_END)
     return calls, text[at:]
 
@@ -314,20 +313,14 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _json(text: str, what: str) -> Json:
-    value, rest = _first(text, what)
-    if rest.strip():
+    value, end = _value(text, 0, what)
+    if text[end:].strip():
         raise CallError(f"{what} is not JSON: {_short(text)}")
     return value
 
 
-def _first(text: str, what: str) -> tuple[Json, str]:
-    """The JSON value with which a text begins, and what follows it."""
-    value, end = _value(text, 0, what)
-    return value, text[end:]
-
-
 def _value(text: str, begin: int, what: str) -> tuple[Json, int]:
-    """The JSON value that begins there, and where it ends."""
+    """Return the JSON value that begins there, and where it ends."""
     try:
         return json_at(text, begin)
     except DuplicateKey as error:
@@ -340,19 +333,22 @@ GLM = CallForm(
     "glm", _BEGIN, _tagged(_glm), "glm45",
     (_END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )  # fmt: skip
-FUNCTIONS = CallForm(
-    "functions", _BEGIN, _tagged(_function), "qwen3_coder",
+QWEN3_CODER = CallForm(
+    "qwen3_coder", _BEGIN, _tagged(_qwen3_coder), "qwen3_coder",
     (_END, "<function=", "</function>", "<parameter=", "</parameter>"),
 )  # fmt: skip
 HERMES = CallForm("hermes", _BEGIN, _tagged(_hermes), "hermes", (_END,))
-LLAMA = _Bare("llama", '{"name"', _llama, "llama3", (_PYTHON_TAG,))
+LLAMA3 = _Bare("llama3", '{"name"', _llama3, "llama3", (_PYTHON_TAG,))
 _IN_SECTION = (_CALLS_END, _ONE, _ONE_END, _SEPARATOR)
-DEEPSEEK = CallForm("deepseek", _CALLS, _section(_fenced), "deepseekv3", _IN_SECTION)
-DEEPSEEK31 = CallForm("deepseek31", _CALLS, _section(_unfenced), "deepseekv31", _IN_SECTION)
+DEEPSEEK_V3 = CallForm("deepseekv3", _CALLS, _section(_fenced), "deepseekv3", _IN_SECTION)
+DEEPSEEK_V31 = CallForm("deepseekv31", _CALLS, _section(_unfenced), "deepseekv31", _IN_SECTION)
 MISTRAL = CallForm("mistral", _MISTRAL, _mistral, "mistral", (_ARGS,))
-MISTRAL13 = CallForm("mistral13", _MISTRAL, _mistral13, "mistral", (_ARGS,))
+MISTRAL_ARGS = CallForm("mistral_args", _MISTRAL, _mistral_args, "mistral", (_ARGS,))
 PHI = CallForm("phi", _PHI, _phi, "", (_PHI_END,))
-FORMS = (GLM, FUNCTIONS, HERMES, DEEPSEEK, DEEPSEEK31, MISTRAL, MISTRAL13, PHI, LLAMA)
+FORMS = (
+    *(GLM, QWEN3_CODER, HERMES, DEEPSEEK_V3, DEEPSEEK_V31),
+    *(MISTRAL, MISTRAL_ARGS, PHI, LLAMA3),
+)
 
 
 def _tool(name: str, known: Tools) -> Tool:
@@ -361,7 +357,8 @@ def _tool(name: str, known: Tools) -> Tool:
     return known[name]
 
 
-def _call(tool: Tool, arguments: dict[str, Json]) -> ToolCall:
+def _checked(tool: Tool, arguments: dict[str, Json]) -> ToolCall:
+    """Return the call if the tool takes these arguments."""
     for key, value in arguments.items():
         kind = _kind_of(tool, key)
         if kind is None:
@@ -375,7 +372,7 @@ def _call(tool: Tool, arguments: dict[str, Json]) -> ToolCall:
 
 
 def _kind_of(tool: Tool, key: str) -> ParameterKind | None:
-    """The JSON type of an argument; None for one that the tool does not take."""
+    """Return the JSON type of an argument; None for one that the tool does not take."""
     return tool.parameters.get(key) or kind_of_others(tool.schema)
 
 

@@ -43,8 +43,9 @@ class Chat:
         )
         form = self._pieces.call_form()
         self._thoughts = ThoughtForm(*self._pieces.thought_pads())
-        pieces = self._pieces
-        self._parser = TurnParser(self._thoughts, form, pieces.calls_once, pieces.have_ids(form))
+        self._parser = TurnParser(
+            self._thoughts, form, self._pieces.calls_once, self._pieces.have_ids(form)
+        )
         self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, calls=form)
         earlier, start = self._pieces.earlier()[0], self._pieces.template.start_text
         self._control = ControlTokens(self.template_file, added, self._ends.ids, earlier)

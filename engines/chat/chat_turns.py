@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engines.chat.call_forms import LLAMA, CallError, CallForm, parse_calls
+from engines.chat.call_forms import LLAMA3, CallError, CallForm, parse_calls
 from engines.types import AssistantTurn, Problem, ToolCall
 
 THINK, END_THINK = "<think>", "</think>"
@@ -71,7 +71,7 @@ class TurnParser:
         return AssistantTurn(text, content, reasoning, calls)
 
     def _calls(self, problem: Problem, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        if self.calls is None or (self.calls is LLAMA and not problem.tools):
+        if self.calls is None or (self.calls is LLAMA3 and not problem.tools):
             return text, ()
         start = self.calls.find(text)
         content = text if start < 0 else text[:start]

@@ -126,7 +126,7 @@ class Pieces:
         self._openings = {
             t: template.render([_USER], thinking=t, open_turn=True) for t in (False, True)
         }
-        self._stand_ins: dict[tuple[bool, str | None, bool], str] = {}
+        self._stand_ins: dict[tuple[int, str | None, bool], str] = {}
         self.mode = mode_of(template)
         self.thinking_switchable = self._openings[False] != self._openings[True]
         self.opens_thought = OPEN_THOUGHT.search(self._openings[True]) is not None
@@ -165,7 +165,7 @@ class Pieces:
         return text, text.find(_MARK) + len(_MARK)
 
     def called(self, form: CallForm) -> tuple[str, int]:
-        """A conversation, and where the text of a turn with tool calls ends."""
+        """Return a conversation, and where the text of a turn with tool calls ends."""
         try:
             text = self.template.render([_USER, _CALLER, Message("tool", _MARK)], open_turn=True)
         except InputError:  # it may know calls and no results
@@ -179,7 +179,7 @@ class Pieces:
         """A conversation in which `new` (tool results) and another turn's header follow a finished
         turn, and where in it that turn ends. `call_ids`: of that turn's calls."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
-        if calls and (any(call_ids) or (call_ids and self.template.needs_ids)):
+        if calls and call_ids and self.template.needs_ids:
             calls = tuple(replace(_CALL, id=each) for each in call_ids)
         # With a thought, or Qwen3's template writes an empty one in the first rendering only.
         thought = "r" if calls and all(m.role == "tool" for m in new) else None
@@ -193,8 +193,8 @@ class Pieces:
 
     def _before(self, said: Message, thinking: bool) -> str:
         """A rendering that ends with a stand-in turn: each is needed again and again."""
-        key = (bool(said.tool_calls), said.reasoning, thinking)
-        if len(said.tool_calls) > 1 or any(call.id for call in said.tool_calls):
+        key = (len(said.tool_calls), said.reasoning, thinking)
+        if any(call.id for call in said.tool_calls):  # each is needed once
             return self.template.render([_USER, said], thinking=thinking)
         if key not in self._stand_ins:
             self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)
@@ -218,7 +218,7 @@ class Pieces:
             )
 
     def call_form(self) -> CallForm | None:
-        """The form in which the template writes tool calls; None if it is not one we parse."""
+        """Return the form in which the template writes tool calls; None if we do not parse it."""
         try:
             text = self.turn(_CALLER, thinking=False)
         except InputError:  # a template that knows no tools may refuse them

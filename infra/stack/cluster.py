@@ -22,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from infra.access import bearer
 from infra.errors import InfrastructureError
 from infra.home import runtime_dir
-from infra.processes.network import loosed
+from infra.processes.network import goes_by_proxies, loosed
 from infra.stack import Stack
 from infra.stack.flow_jobs import is_elsewhere
 
@@ -57,8 +57,8 @@ class Cluster:
         # Proxies are for clusters elsewhere.
         self._is_remote = not is_ours and not self.dashboard.startswith("http://127.0.0.1")
         self._http = httpx.Client(
-            base_url=self.dashboard, trust_env=self._is_remote, verify=self._is_remote,
-            headers=bearer(),
+            base_url=self.dashboard, verify=self._is_remote, headers=bearer(),
+            trust_env=self._is_remote and goes_by_proxies(self.dashboard),
         )  # fmt: skip
 
     @classmethod

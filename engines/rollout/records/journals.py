@@ -214,8 +214,8 @@ _reply: ContextVar[Callable[[int, Say], Awaitable[str]]] = ContextVar("reply", d
 
 
 async def reply_as_before(seed: int, say: Say) -> str:
-    """What somebody beside the policy says in the present rollout: what an earlier attempt heard,
-    else what `say` gives, which is noted soon. `seed` follows from all that was said before."""
+    """Return what somebody beside the policy says in the present rollout: what an earlier attempt
+    heard, else what `say` gives, which is noted soon. `seed` follows from all said before."""
     return await _reply.get()(seed, say)
 
 
@@ -264,7 +264,7 @@ class TicketTurns:
         return turn
 
     def repeat_replies(self, rollout: str) -> None:
-        """From now on, in this task and those that it starts, by `reply_as_before`."""
+        """Have `reply_as_before` repeat its replies, in this task and in those that it starts."""
 
         async def reply(seed: int, say: Say) -> str:
             place = (rollout, seed, _REPLY)
@@ -326,7 +326,7 @@ def _fits(noted: NotedTurn, prompt: int, sampling: Sampling) -> bool:
 
 
 def _noted_reply(place: Place, said: str) -> NotedTurn:
-    """Its bytes stand where a turn has tokens; no version of the policy wrote them."""
+    """Put its bytes where a turn has tokens; no version of the policy wrote them."""
     text = np.frombuffer(said.encode(), np.uint8).astype(np.int32)
     made = Generation(text, np.zeros(len(text), np.float32), WeightVersions(), "stop")
     return NotedTurn(place, prompt=0, made=made, temperature=0.0)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from engines.chat.call_forms import FUNCTIONS, GLM, HERMES, CallForm
+from engines.chat.call_forms import GLM, HERMES, QWEN3_CODER, CallForm
 from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import Mode, Thoughts
 from engines.chat.pieces import Pieces
@@ -92,7 +92,7 @@ def _thought_parser(mode: Mode, form: CallForm | None) -> str:
         case Thoughts.FOREIGN:
             return AUTO
         case Thoughts.ALWAYS:  # both begin inside a thought; the first ends it where a call begins
-            return "qwen3-thinking" if form in (FUNCTIONS, GLM, HERMES) else "deepseek-r1"
+            return "qwen3-thinking" if form in (QWEN3_CODER, GLM, HERMES) else "deepseek-r1"
         case Thoughts.FREE:
             return "qwen3"
         case Thoughts.SWITCHED if form is GLM:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -144,6 +145,28 @@ def test_no_file_has_more_than_400_lines() -> None:
     files = [*source_files().values(), *(ROOT / "tests").rglob("*.py")]
     lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}
     assert {name: n for name, n in lengths.items() if n > 400} == {}
+
+
+def test_no_module_gives_one_name_to_two_things() -> None:
+    """The later would count in functions that were written for the earlier."""
+    twice: list[str] = []
+    for path in source_files().values():
+        named = Counter(name for node in ast.parse(path.read_text()).body for name in _named(node))
+        twice += [f"{path}: {name}" for name, count in named.items() if count > 1]
+    assert twice == []
+
+
+def _named(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module gives; overloads of a function are one thing."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        is_overload = "overload" in map(ast.unparse, node.decorator_list)
+        return [] if is_overload else [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets = [node.target]
+    inside = (part for target in targets for part in ast.walk(target))
+    stored = (part for part in inside if isinstance(getattr(part, "ctx", None), ast.Store))
+    return [part.id for part in stored if isinstance(part, ast.Name)]
 
 
 def test_what_runs_as_a_program_begins_behind_all_that_its_file_defines() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.chat import Chat
-from engines.chat.call_forms import FORMS, FUNCTIONS, CallError, CallForm, parse_calls
+from engines.chat.call_forms import FORMS, QWEN3_CODER, CallError, CallForm, parse_calls
 from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import Thoughts
 from engines.chat.pieces import Pieces
@@ -29,10 +29,10 @@ trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.unit
 TRL = Path(trl.__file__).parent / "chat_templates"
 OF_FAMILIES = {
-    "deepseekv3": "deepseek", "glm4moe": "glm", "llama3_1": "llama", "llama3_2": "llama",
-    "nemotron_3_nano": "functions", "nemotron_3_5_lightning": "functions", "qwen2_5": "hermes",
-    "qwen3": "hermes", "qwen3_5_nothink": "functions", "qwen3_5_think": "functions",
-    "qwen3_6": "functions", "qwen3_8": "functions", "qwen3_instruct_2507": "hermes",
+    "deepseekv3": "deepseekv3", "glm4moe": "glm", "llama3_1": "llama3", "llama3_2": "llama3",
+    "nemotron_3_nano": "qwen3_coder", "nemotron_3_5_lightning": "qwen3_coder", "qwen2_5": "hermes",
+    "qwen3": "hermes", "qwen3_5_nothink": "qwen3_coder", "qwen3_5_think": "qwen3_coder",
+    "qwen3_6": "qwen3_coder", "qwen3_8": "qwen3_coder", "qwen3_instruct_2507": "hermes",
     "qwen3_vl": "hermes",
 }  # fmt: skip
 MISTRAL = """\
@@ -88,8 +88,8 @@ def template(call: str, begin: str = "", end: str = "") -> str:
 
 OWN = {
     "mistral": "{#- </s> #}" + MISTRAL,
-    "mistral13": template(f"'[TOOL_CALLS]' + {NAME} + '[ARGS]' + {BODY}"),
-    "deepseek31": template(
+    "mistral_args": template(f"'[TOOL_CALLS]' + {NAME} + '[ARGS]' + {BODY}"),
+    "deepseekv31": template(
         f"'{ONE.format('begin')}' + {NAME} + '{SEPARATOR}' + {BODY} + '{ONE.format('end')}'",
         SECTION.format("begin"), SECTION.format("end"),
     ),
@@ -146,7 +146,7 @@ def test_what_a_template_writes_is_read_again(
         try:
             ids = chat.turn_ids(asked, said)
         except InputError:
-            assert form == "llama"
+            assert form == "llama3"
             assert len(said.tool_calls) > 1, "one call a turn"
             continue
         if said.content and not all(word in chat.decode(ids) for word in (said.content, "put")):
@@ -164,7 +164,7 @@ def test_what_a_template_writes_is_read_again(
 )
 def test_a_template_without_calls_is_refused_for_tools(tmp_path: Path, name: str) -> None:
     chat = Chat.load(write_folder(tmp_path, (TRL / f"{name}.jinja").read_text(), "bytes"))
-    with pytest.raises(InputError, match=r"one of the forms that are read: deepseek, .*phi$"):
+    with pytest.raises(InputError, match=r"one of the forms that are read: deepseekv3, .*_coder$"):
         chat.prompt_ids(chat.decided(problem()))
 
 
@@ -205,31 +205,31 @@ def test_each_call_of_a_turn_that_nobody_sampled_has_an_id_for_its_result(tmp_pa
 @pytest.mark.parametrize(
     ("form", "text", "reason"),
     [
-        ("functions", "<tool_call><function=put></tool_call>", "function tags do not balance"),
-        ("functions", "<tool_call>x<function=put></function></tool_call>", "do not balance"),
-        ("functions", "<tool_call><function=put><parameter=n>1</function></tool_call>", "do not"),
-        ("functions", "<tool_call><function=pu></function></tool_call>", "unknown tool 'pu'"),
-        ("functions", "<tool_call><function=put><parameter=n>\none\n</parameter></function>"
+        ("qwen3_coder", "<tool_call><function=put></tool_call>", "function tags do not balance"),
+        ("qwen3_coder", "<tool_call>x<function=put></function></tool_call>", "do not balance"),
+        ("qwen3_coder", "<tool_call><function=put><parameter=n>1</function></tool_call>", "do not"),
+        ("qwen3_coder", "<tool_call><function=pu></function></tool_call>", "unknown tool 'pu'"),
+        ("qwen3_coder", "<tool_call><function=put><parameter=n>\none\n</parameter></function>"
          "</tool_call>", "n of put is not a JSON integer: 'one'"),
-        ("functions", "<tool_call><function=put><parameter=n>1</parameter><parameter=n>2"
+        ("qwen3_coder", "<tool_call><function=put><parameter=n>1</parameter><parameter=n>2"
          "</parameter></function></tool_call>", "n of put is given twice"),
-        ("functions", "<tool_call><function=put><parameter=s><parameter=n></parameter></function>"
+        ("qwen3_coder", "<tool_call><function=put><parameter=s><parameter=n></parameter></function>"
          "</tool_call>", "do not balance"),
-        ("functions", "<tool_call><function=put></function></tool_call>, done", "text after"),
-        ("llama", '{"name": "put", "parameters": {"n": 1}', "a tool call is not JSON"),
-        ("llama", '{"name": "put", "parameters": [1]}', "arguments of put are not a JSON object"),
-        ("llama", '{"name": "put", "parameters": {}}; {"name": "put"}', "text after a tool call"),
-        ("llama", '<|python_tag|>put.call(n=1)', "a tool call is not JSON"),
-        ("llama", '{"name": "put", "parameters": {"n": 1, "n": 2}}', "'n' stands twice"),
+        ("qwen3_coder", "<tool_call><function=put></function></tool_call>, done", "text after"),
+        ("llama3", '{"name": "put", "parameters": {"n": 1}', "a tool call is not JSON"),
+        ("llama3", '{"name": "put", "parameters": [1]}', "arguments of put are not a JSON object"),
+        ("llama3", '{"name": "put", "parameters": {}}; {"name": "put"}', "text after a tool call"),
+        ("llama3", '<|python_tag|>put.call(n=1)', "a tool call is not JSON"),
+        ("llama3", '{"name": "put", "parameters": {"n": 1, "n": 2}}', "'n' stands twice"),
         ("mistral", '[TOOL_CALLS] [{"name": "put", "arguments": {}}]', "not nine letters or dig"),
         ("mistral", '[TOOL_CALLS] [{"name": "put", "arguments": {}, "id": "abc-EF123"}]', "nine"),
         ("mistral", '[TOOL_CALLS] {"name": "put"}', "tool calls are no list"),
         ("mistral", "[TOOL_CALLS] []", "tool calls are no list"),
         ("mistral", '[TOOL_CALLS] [{"name": "put", "id": "aaaaaaaa1"},'
          ' {"name": "put", "id": "aaaaaaaa1"}]', "two calls have the id aaaaaaaa1"),
-        ("mistral13", '[TOOL_CALLS]put{"n": 1}', r"lacks \[ARGS\]"),
-        ("mistral13", "[TOOL_CALLS]put[ARGS]{'n': 1}", "put's arguments is not JSON"),
-        ("mistral13", "[TOOL_CALLS]put[CALL_ID]1[ARGS]{}", "not nine letters"),
+        ("mistral_args", '[TOOL_CALLS]put{"n": 1}', r"lacks \[ARGS\]"),
+        ("mistral_args", "[TOOL_CALLS]put[ARGS]{'n': 1}", "put's arguments is not JSON"),
+        ("mistral_args", "[TOOL_CALLS]put[CALL_ID]1[ARGS]{}", "not nine letters"),
         ("phi", '<|tool_call|>{"name": "put", "arguments": {}}', "is not closed"),
         ("phi", '<|tool_call|>[1]<|/tool_call|>', "lacks its name"),
         ("phi", '<|tool_call|>[]<|/tool_call|>', "a list of tool calls is empty"),
@@ -275,7 +275,7 @@ def test_a_fault_in_a_section_of_calls_is_named(inside: str, reason: str) -> Non
     marks = {"<B>": ONE.format("begin"), "<E>": ONE.format("end"), "<S>": SEPARATOR}
     for short, mark in marks.items():
         inside = inside.replace(short, mark)
-    (known,) = (each for each in FORMS if each.name == "deepseek")
+    (known,) = (each for each in FORMS if each.name == "deepseekv3")
     with pytest.raises(CallError, match=reason):
         parse_calls(SECTION.format("begin") + inside + SECTION.format("end"), [TOOL], known)
     with pytest.raises(CallError, match="is not closed"):
@@ -323,18 +323,18 @@ def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) 
     begin, end = ONE.format("begin"), ONE.format("end")
     one = {
         "glm": "<tool_call>put</tool_call>",
-        "functions": "<tool_call><function=put></function></tool_call>",
+        "qwen3_coder": "<tool_call><function=put></function></tool_call>",
         "hermes": '<tool_call>{"name": "put"}</tool_call>',
-        "deepseek": f"{begin}function{SEPARATOR}put\n```json\n{{}}\n```{end}",
-        "deepseek31": f"{begin}put{SEPARATOR}{{}}{end}",
+        "deepseekv3": f"{begin}function{SEPARATOR}put\n```json\n{{}}\n```{end}",
+        "deepseekv31": f"{begin}put{SEPARATOR}{{}}{end}",
         "mistral": '{"name": "put", "id": "%09d"}',
-        "mistral13": "[TOOL_CALLS]put[CALL_ID]%09d[ARGS]{}",
+        "mistral_args": "[TOOL_CALLS]put[CALL_ID]%09d[ARGS]{}",
         "phi": '<|tool_call|>{"name": "put"}<|/tool_call|>',
     }[form.name]
     count = (1 << 20) // len(one)
     each = [one % n if "%" in one else one for n in range(count)]
     text = f"[TOOL_CALLS][{','.join(each)}]" if form.name == "mistral" else "".join(each)
-    if form.name.startswith("deepseek"):
+    if form.name.startswith("deepseekv3"):
         text = SECTION.format("begin") + text + SECTION.format("end")
     begun = time.process_time()
     assert len(parse_calls(text, [TOOL], form)) == count
@@ -346,7 +346,7 @@ def test_a_value_of_any_type_is_read_as_templates_write_it() -> None:
     written = "".join(f"<parameter={key}>\n{values[key]}\n</parameter>" for key in values)
     text = f"<tool_call><function=put>{written}</function></tool_call>"
     takes_any = Tool("put", "Puts.", dict.fromkeys("tfzxs", "any"))
-    assert parse_calls(text, [takes_any], FUNCTIONS) == [ToolCall("put", values)]
+    assert parse_calls(text, [takes_any], QWEN3_CODER) == [ToolCall("put", values)]
 
 
 def test_a_call_without_an_id_is_an_error_where_the_template_writes_one(tmp_path: Path) -> None:
@@ -369,13 +369,13 @@ def test_any_text_and_number_is_read_as_it_was_written(keys: Any, text: str, num
     named = json.dumps({"name": "put", "arguments": arguments})
     begin, end = ONE.format("begin"), ONE.format("end")
     written = {
-        "llama": json.dumps({"name": "put", "parameters": arguments}),
+        "llama3": json.dumps({"name": "put", "parameters": arguments}),
         "mistral": f'[TOOL_CALLS][{named[:-1]}, "id": "abcdefgh1"}}]',
-        "mistral13": f"[TOOL_CALLS]put[CALL_ID]abcdefgh1[ARGS]{body}",
+        "mistral_args": f"[TOOL_CALLS]put[CALL_ID]abcdefgh1[ARGS]{body}",
         "phi": f"<|tool_call|>[{named}]<|/tool_call|>",
-        "deepseek": f"{SECTION.format('begin')}{begin}function{SEPARATOR}put\n```json\n"
+        "deepseekv3": f"{SECTION.format('begin')}{begin}function{SEPARATOR}put\n```json\n"
         f"{body}\n```{end}{SECTION.format('end')}",
-        "deepseek31": f"{SECTION.format('begin')}{begin}put<\uff5ctool\u2581sep\uff5c>{body}{end}"
+        "deepseekv31": f"{SECTION.format('begin')}{begin}put<\uff5ctool\u2581sep\uff5c>{body}{end}"
         f"{SECTION.format('end')}",
     }
     for form in FORMS:

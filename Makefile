@@ -81,8 +81,8 @@ hosts-chaos: install
 # Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0
 chaos: install
-	$(BIN)/python -m tests.programs.chaos --seed $(SEED)
-	$(BIN)/python -m tests.programs.chaos.beside
+	$(BIN)/python -m tests.programs.chaos --seed $(SEED); ended=$$?; \
+	$(BIN)/python -m tests.programs.chaos.beside && exit $$ended
 
 # Runs the demo under each of SEEDS and writes the scores of docs/figures.md; fails where this type of CPU is
 # on record with others.

@@ -78,7 +78,8 @@ hosts: install
 hosts-chaos: install
 	$(BIN)/python -m tests.programs.hosts chaos $(CELLS)
 
-# Kills every part at every moment; an interrupted run continues where it stopped.
+# Kills every part at every moment; an interrupted run continues where it stopped. Then two homes share a store,
+# also where a bound of the first part is missed.
 SEED ?= 0
 chaos: install
 	$(BIN)/python -m tests.programs.chaos --seed $(SEED); ended=$$?; \

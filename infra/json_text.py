@@ -73,7 +73,7 @@ def parse_loosely(text: bytes | str) -> tuple[Any, bool]:
 
 
 def json_fault(value: Any) -> str:
-    """Why a value of any depth is no JSON; empty if it is."""
+    """Say why a value of any depth is no JSON; empty if it is."""
     if value is None or isinstance(value, bool | int):
         return ""
     if isinstance(value, float):
@@ -247,7 +247,7 @@ def numbers_of(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str
 
 
 def is_no_answer(value: Any) -> bool:
-    """Whether nothing can be compared with it: null, NaN, a blank text, an empty object, a list of
+    """Say whether it is nothing to compare: null, NaN, a blank text, an empty object, a list of
     nothing else; or a list with a blank text, as an empty reply would be right then."""
     if isinstance(value, str):
         return not value.strip()
@@ -260,14 +260,14 @@ def is_no_answer(value: Any) -> bool:
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> str:
-    """What the last match of a pattern is, or its group 1 if it has one, without white space at its
+    """Return the last match of a pattern, or its group 1 if it has one, without white space at its
     ends. A match of nothing is none, as `.*` has one at every end. Empty where there is none."""
     found = (match.group(min(1, pattern.groups)) or "" for match in pattern.finditer(text))
     return next(filter(None, (each.strip() for each in reversed([*found]))), "")
 
 
 def value_text(value: str | float | bool | None) -> str:
-    """How a value of JSON is written in an answer: `42`, not `42.0`; `true`, not `True`."""
+    """Write a value of JSON as it is written in an answer: `42`, not `42.0`; `true`, not `True`."""
     if isinstance(value, bool) or value is None:
         return str(value).lower() if value is not None else "null"
     if not isinstance(value, float):
@@ -302,7 +302,7 @@ def kind_of_others(function: Any) -> ParameterKind | None:
 
 
 def schema_fault(function: Mapping[str, Any]) -> str:
-    """What keeps a function's `parameters` from naming what it is called with; empty for nothing.
+    """Say what keeps a function's `parameters` from naming its arguments; empty for nothing.
     No call would fit such a function."""
     given = _mapping(function.get("parameters"))
     properties, needed, kind = (given.get(name) for name in ("properties", "required", "type"))

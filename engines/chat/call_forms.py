@@ -63,7 +63,7 @@ class CallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """Says how calls are written, and reads them. Names are those of SGLang's parsers."""
+    """Says how calls are written, and reads them."""
 
     name: str
     opening: str
@@ -346,9 +346,8 @@ MISTRAL = CallForm("mistral", _MISTRAL, _mistral, "mistral", (_ARGS,))
 MISTRAL_ARGS = CallForm("mistral_args", _MISTRAL, _mistral_args, "mistral", (_ARGS,))
 PHI = CallForm("phi", _PHI, _phi, "", (_PHI_END,))
 FORMS = (
-    *(GLM, QWEN3_CODER, HERMES, DEEPSEEK_V3, DEEPSEEK_V31),
-    *(MISTRAL, MISTRAL_ARGS, PHI, LLAMA3),
-)
+    GLM, QWEN3_CODER, HERMES, DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, MISTRAL_ARGS, PHI, LLAMA3,
+)  # fmt: skip
 
 
 def _tool(name: str, known: Tools) -> Tool:

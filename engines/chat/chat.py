@@ -69,16 +69,16 @@ class Chat:
 
     @property
     def mode(self) -> Mode:
-        """What decides whether the model thinks."""
+        """Return what decides whether the model thinks."""
         return self._pieces.mode
 
     def decided(self, problem: Problem) -> Problem:
-        """The problem as this model is asked it: `thinking` is decided. Raises InputError."""
+        """Return the problem with `thinking` decided for this model. Raises InputError."""
         return self.mode.decided(problem)
 
     @property
     def is_thinking_switchable(self) -> bool:
-        """Whether the template has a switch for thoughts: whether the model may be hybrid."""
+        """Say whether the template has a switch for thoughts: whether the model may be hybrid."""
         return self._pieces.thinking_switchable
 
     def require_thinking_switch(self) -> None:
@@ -91,12 +91,12 @@ class Chat:
 
     @property
     def writes_thoughts(self) -> bool:
-        """Whether a turn's thought has a place of its own: it can be switched on, or the header
+        """Say whether a turn's thought has a place of its own: it can be switched on, or the header
         opens it."""
         return self.is_thinking_switchable or self._pieces.opens_thought
 
     def notes(self) -> Iterator[str]:
-        """What is good to know of the template and the tokenizer, each beginning with the file."""
+        """List what is good to know of the template and tokenizer, each beginning with the file."""
         if self._pieces.template.is_dated:
             yield (
                 f"{self.template_file}: the chat template writes a date: here it is always"
@@ -116,7 +116,7 @@ class Chat:
             )
 
     def _keeps_prompts(self) -> bool:
-        """Whether the tokens of a prompt are the first ones of a whole conversation."""
+        """Say whether the tokens of a prompt are the first ones of a whole conversation."""
         for word in ("The", "I", "Yes", "Hi", "1", "("):
             text, start = self._pieces.said(Message("assistant", word), thinking=False)
             prompt = self._encode(text[:start])
@@ -126,7 +126,7 @@ class Chat:
 
     @property
     def can_call_tools(self) -> bool:
-        """Whether the template writes tool calls in a form that `parse` understands."""
+        """Say whether the template writes tool calls in a form that `parse` understands."""
         return self._parser.calls is not None
 
     @property
@@ -160,18 +160,18 @@ class Chat:
         return self._encode(text)
 
     def may_think(self, problem: Problem) -> bool:
-        """Whether the model's turn may have a thought."""
+        """Say whether the model's turn may have a thought."""
         thinking = self.decided(problem).thinking
         return self.mode.thoughts is Thoughts.FREE if thinking is None else thinking
 
     @property
     def thought_end_ids(self) -> tuple[int, ...]:
-        """The token that ends a thought; empty where several do."""
+        """Return the token that ends a thought; empty where several do."""
         ids = self._encode(END_THINK)
         return tuple(ids) if len(ids) == 1 else ()
 
     def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool | None:
-        """Whether these first tokens of a turn leave a thought open; None: one may still begin."""
+        """Say whether a turn's first tokens leave a thought open; None: one may still begin."""
         thought, text = self._thought(problem), self.decode(token_ids)
         if thought is Thought.CLOSED or END_THINK in text:
             return False
@@ -180,7 +180,7 @@ class Chat:
         return False if text.strip() and not THINK.startswith(text.strip()) else None
 
     def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
-        """What the template writes to end the thought that a turn's first tokens leave open."""
+        """Return what the template writes to end a thought that these first tokens leave open."""
         pad, behind = self._thoughts.before_close, self._thoughts.after_close
         missing = "" if self.decode(token_ids).endswith(pad) else pad
         return self._encode(f"{missing}{END_THINK}{behind}")
@@ -254,7 +254,7 @@ class Chat:
         return TrainingText(self._start, [(text, "")])
 
     def lists_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        """Whether the template writes the tools of such a conversation, or a system message of it
+        """Say whether the template writes the tools of such a conversation, or a system message
         names each with its parameters."""
         said = "\n".join(message.content for message in messages if message.role == "system")
         if all(name in said for tool in tools for name in (tool.name, *tool.parameters)):

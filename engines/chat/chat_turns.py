@@ -12,7 +12,7 @@ THINK, END_THINK = "<think>", "</think>"
 
 
 class Thought(StrEnum):
-    """What the assistant's header leaves to the model."""
+    """Says what the assistant's header leaves to the model."""
 
     WRITTEN = "written"
     """the model writes both tags"""
@@ -26,7 +26,7 @@ class Thought(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtForm:
-    """How a template sets a thought, to take away exactly what it adds."""
+    """Says how a template sets a thought, to take away exactly what it adds."""
 
     after_open: str = ""
     before_close: str = ""

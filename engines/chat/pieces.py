@@ -31,7 +31,7 @@ _NEAR = 64
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """What comes after a rendering in a longer one."""
+    """Holds what comes after a rendering in a longer one."""
 
     text: str
     dropped: int
@@ -39,7 +39,7 @@ class Follow:
 
 
 def what_follows(before: str, longer: str, end_text: str, pad: str | None) -> Follow | None:
-    """What `longer` has behind `before`; None if it changes more than a template itself adds.
+    """Return what `longer` has behind `before`; None if it changes more than a template adds.
     `end_text`: the folder's end token; `pad`: what the template writes behind an empty thought,
     None where that is not known."""
     reached = _reached(before, longer, pad)
@@ -58,7 +58,7 @@ def empty_thought_length(text: str, pad: str | None) -> int:
 
 
 def _ends(text: str, end: int, pad: str | None) -> range:
-    """Where an empty thought may end with the white space behind it, the last place first."""
+    """List where an empty thought may end with the white space behind it, the last place first."""
     if pad is not None and text.startswith(pad, end):
         return range(end + len(pad), end + len(pad) - 1, -1)
     spaces = len(text) - end - len(text[end:].lstrip())
@@ -66,7 +66,7 @@ def _ends(text: str, end: int, pad: str | None) -> range:
 
 
 def _reached(before: str, longer: str, pad: str | None) -> int | None:
-    """Up to where `longer` is `before`; None if it is not."""
+    """Return up to where `longer` is `before`; None if it is not."""
     if longer.startswith(before):
         return len(before)
     at = other = 0
@@ -98,7 +98,7 @@ def _passed(
 
 
 def _common(one: str, at: int, two: str, other: int) -> int:
-    """How many characters are the same from these places on."""
+    """Count the characters that are the same from these places on."""
     low, high = 0, min(len(one) - at, len(two) - other)
     while low < high:
         middle = (low + high + 1) // 2
@@ -141,7 +141,7 @@ class Pieces:
         return self._openings[thinking]
 
     def turn(self, turn: Message, thinking: bool) -> str:
-        """What follows the header when the assistant says this turn and it is the last."""
+        """Return what follows the header when the assistant says this turn and it is the last."""
         full, start = self.said(turn, thinking)
         return full[start:]
 
@@ -202,12 +202,12 @@ class Pieces:
 
     @property
     def thought_pad(self) -> str | None:
-        """What the template writes behind an empty thought; None where no header shows it."""
+        """Return what the template writes behind an empty thought; None if no header shows it."""
         found = _CLOSED_THOUGHT.search(self._openings[False])
         return found[1] if found else None
 
     def follow(self, before: str, longer: str) -> Follow | None:
-        """What a longer conversation has behind this one; None if the template changes it."""
+        """Return what a longer conversation has behind this one; None if that changes it."""
         return what_follows(before, longer, self.template.end_text, self.thought_pad)
 
     def _check_thought(self, turn: Message, text: str) -> None:
@@ -226,7 +226,7 @@ class Pieces:
         return form_of(text, _CALL, _TOOL)
 
     def have_ids(self, form: CallForm | None) -> bool:
-        """Whether the template writes an id with each call."""
+        """Say whether the template writes an id with each call."""
         if form is None:
             return False
         text = self.turn(_CALLER, thinking=False)
@@ -234,7 +234,7 @@ class Pieces:
 
     @property
     def calls_once(self) -> bool:
-        """Whether the template refuses two calls in one turn."""
+        """Say whether the template refuses two calls in one turn."""
         try:
             self.template.render([_USER, replace(_CALLER, tool_calls=(_CALL, _CALL))])
         except InputError:
@@ -242,7 +242,7 @@ class Pieces:
         return False
 
     def thought_pads(self) -> tuple[str, str, str]:
-        """What the template writes after `<think>`, before `</think>`, and after it."""
+        """Return what the template writes after `<think>`, before `</think>`, and after it."""
         if self.mode.thoughts in (Thoughts.ALWAYS, Thoughts.FREE):
             return "\n", "\n", "\n\n"
         if not self.thinking_switchable:

@@ -97,7 +97,7 @@ class Cluster:
         return _state(self._details(job, seconds))
 
     def metadata(self, job: str) -> dict[str, str]:
-        """What the job was submitted with; nothing for an unknown one."""
+        """Return what the job was submitted with; nothing for an unknown one."""
         details = self._details(job) or {}
         return details.get("metadata") or {}
 
@@ -239,7 +239,7 @@ class _LogStream:
         self._drop()
 
     def hand_over(self, *, whole: bool) -> None:
-        """What has come; all there is of a job that is over (`whole`), as far as it can be had."""
+        """Hand over what has come; of a job that is over (`whole`), all that can be had."""
         for _ in range(_LAST_TRIES if whole else 1):
             if whole and self._is_whole:
                 return

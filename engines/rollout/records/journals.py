@@ -247,7 +247,7 @@ class TicketTurns:
     """told the tokens of a turn that is not sampled again"""
 
     def engine_of(self, rollout: str, generate: Generate) -> Generate:
-        """What a rollout asks for its turns in the engine's place."""
+        """Return what a rollout asks for its turns in the engine's place."""
 
         async def turn(prompt_ids: TokenIds, sampling: Sampling) -> Generation:
             place = (rollout, sampling.seed, len(prompt_ids))

@@ -48,6 +48,15 @@ _AND, _OR = (
 _JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
 _REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")
 
+_NOTHING = tuple(
+    re.compile(rf"(?i)(?:\\text\{{)?\s*(?:{said})\s*\}}?")
+    for said in (
+        r"(?:there (?:is|are) )?no solutions?|(?:the )?empty set|\\emptyset",
+        r"(?:the limit |it )?(?:does not|doesn't) exist|dne",
+    )
+)
+"""ways to say that there is none"""
+
 
 class Interval(NamedTuple):
     """`(1, 2]` as `("(", "1", "2", "]")`."""
@@ -64,6 +73,10 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
     if not answer or not gold:
         return False
     if gold == answer or _squeezed(gold) == _squeezed(answer):
+        return True
+    if gold.removeprefix("\\") == answer.removeprefix("\\"):  # `pi`
+        return True
+    if any(nothing.fullmatch(gold) and nothing.fullmatch(answer) for nothing in _NOTHING):
         return True
     wanted, said = choice_of(gold), chosen_in(answer)
     if wanted and said:

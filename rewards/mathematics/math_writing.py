@@ -11,6 +11,7 @@ import re
 import unicodedata
 
 from infra.shown_text import normal_form
+from rewards.mathematics.math_typed import typeset
 
 ROW_END = "⏎"
 """stands for `\\\\`"""
@@ -23,6 +24,8 @@ _SYMBOLS = {
     "×": r"\times ",
     "÷": r"\div ",
     "√": r"\sqrt ",
+    "∛": r"\sqrt[3]",
+    "∜": r"\sqrt[4]",
     "π": r"\pi ",
     "∞": r"\infty ",
     "≤": r"\le ",
@@ -96,9 +99,11 @@ _SPACES = re.compile(r"\\[,;:> \n]|~|\\hspace\*?\{[^{}]*\}|\s+")
 _SHORT_FRACTION = re.compile(
     r"\\frac\s*(\d|[A-Za-z]|\{[^{}]*\})\s*(\d|[A-Za-z](?![A-Za-z])|\{[^{}]*\})"
 )
-_SHORT_ROOT = re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))")
+_SHORT_ROOT = re.compile(r"\\sqrt\s*(\[\d\])?\s*(\d+|[A-Za-z](?![A-Za-z]))")
 _PRIMES = re.compile(r"\^\s*(?:\\prime(?![a-z])|\{\s*(?:\\prime\s*)+\})")
-_DELIMITERS = re.compile(r"\\[()\[\]]|\*\*(?=\S)|(?<=\S)\*\*|`")
+_DELIMITERS = re.compile(
+    r"\\[()\[\]]|(?<![\w)}\]])\*\*(?=\S)|(?<=\S)\*\*(?![-+({\\\w])|`"  # but not `x**2`
+)
 _LOOSE = re.compile(
     r"(?<![0-9A-Za-z}%.])(?!(?<=\d,) [1-9]\d\d(?!\d)) "  # nor that of a list such as `1, 200`
     r"| (?![0-9A-Za-z.])|(?<=[}%.]) (?![A-Za-z0-9\\])"
@@ -113,20 +118,19 @@ def plain(text: str) -> str:
     text = _ascii(text).replace("\\\\", ROW_END)
     text = text.replace(r"\$", "¤").replace("{,}", ",")
     text = re.sub(r"\\!\s*", "", text).replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&")
-    text = _money(text)
-    text = _DELIMITERS.sub(" ", text)
-    text = _TEXT.sub(r"\\text{", text)
+    text = _TEXT.sub(r"\\text{", _DELIMITERS.sub(" ", _money(text)))
     for _ in range(4):
         text = _FONT.sub(r"\1", _INNER_TEXT.sub(r"\\text{\1\2", text))
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), text)
     text = _BY.sub(r"\\times ", _LONE_LETTER.sub(r"\1", text))
-    text = _SPACES.sub(" ", text).replace(r"\text{-}", "-")
+    text = _SPACES.sub(" ", text).replace(r"\text{-}", "-").replace("**", "^")
+    text = typeset(text)
     for _ in range(3):
         text = _SHORT_FRACTION.sub(_fraction, text)
-        text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+        text = _SHORT_ROOT.sub(r"\\sqrt\1{\2}", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ", text)
     text = _PRIMES.sub(lambda found: "'" * found[0].count("p"), text)
-    text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("**", "^")
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ")
     text = re.sub(r"\+\s*\\infty", r"\\infty", text)
     text = re.sub(r"\\\{\s*\\\}|\{\s*\\emptyset\s*\}", r"\\emptyset", text)
     return tight(text if r"\begin{" in text else text.replace(ROW_END, " "))

@@ -101,7 +101,7 @@ class Web:
             return [title for (title,) in self._index.execute(asked, (match, SHOWN))]
 
     def is_described(self, page: Page) -> bool:
-        """Whether its kind and facts fit this page only."""
+        """Return whether its kind and facts fit this page only."""
         return self._facts[_facts_of(page)] == 1
 
 
@@ -167,7 +167,7 @@ def draw_question(web: Web, rng: random.Random, hops: int) -> Question:
 
 
 def needs_its_way(web: Web, question: Question) -> bool:
-    """Whether it can be answered by reading every page of its way, and by nothing less: the
+    """Return whether it can be answered by reading every page of its way, and by nothing less: the
     description fits one page only; the answer is on no earlier page of the way, and on no page
     that a search for the question, or for its description, shows."""
     first, *_ = question.way

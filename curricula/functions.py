@@ -51,7 +51,7 @@ def draw_api(rng: random.Random) -> Api:
 
 
 def policies(api: Api) -> str:
-    """What the caller must keep to."""
+    """Return what the caller must keep to."""
     return (
         f"{api.look} first. {ASK} {api.field}. {api.change} up to {api.limit} {api.unit}, "
         f"else {REFUSE} {api.late}. {ASK} {api.delete}, if no {REFUSE} {api.kept}."
@@ -244,7 +244,7 @@ class _OneTurn:
 
 
 def _back_end(reference: Any) -> BackEnd:
-    """As it is when the problem begins."""
+    """Return it as it is when the problem begins."""
     back_end = BackEnd(task_of(reference["task"]))
     for name, arguments in reference.get("before", []):
         back_end.answer(Call(name, arguments))

@@ -148,7 +148,7 @@ def _message(role: str, text: str) -> Message:
 
 
 def _content(row: Row) -> str:
-    """What makes two rows the same: all but their number. Many may begin with one prompt."""
+    """Return what makes two rows the same: all but their number. Many may begin with one prompt."""
     content = {key: value for key, value in row.content.items() if key not in _NUMBERS}
     return json.dumps(content, sort_keys=True)
 

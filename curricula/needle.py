@@ -20,8 +20,8 @@ THIRDS = ("begin", "middle", "end")
 
 
 def needle(third: str, *, other_facts: int, of_digits: bool) -> Callable[[random.Random], Draft]:
-    """A word or four digits, among codes of other names. The draft's prompt lists the facts, the
-    one that is asked for first, and then the question."""
+    """Return a word or four digits, among codes of other names. The draft's prompt lists the facts,
+    the one that is asked for first, and then the question."""
 
     def draw(rng: random.Random) -> Draft:
         names = rng.sample(LEXICON, 1 + other_facts)

@@ -118,7 +118,8 @@ class Procedural:
         return tuple(plan)
 
     def is_thinking(self) -> bool | None:
-        """Whether its problems ask for a thought; None: the model's chat template decides."""
+        """Return whether its problems ask for a thought; None: the model's chat template
+        decides."""
         return None
 
     def environment(self) -> Environment | None:

@@ -68,7 +68,8 @@ World = tuple[Entity, ...]
 
 
 def draw_world(rng: random.Random, *, size: int, path: int, has_numbers: bool) -> World:
-    """A world whose first `path` entities own each other in a row: 0's owner is 1, and so on.
+    """Return a world whose first `path` entities own each other in a row: 0's owner is 1, and so
+    on.
 
     Every owner is an entity of the world; colours are drawn from the same few names, so that
     every word of a fact looks alike.
@@ -123,7 +124,7 @@ class _Indexes:
         return self._by_world[world]
 
     def _spare(self) -> sqlite3.Connection:
-        """An empty index."""
+        """Return an empty index."""
         if len(self._by_world) >= self._capacity:
             _, connection = self._by_world.popitem(last=False)
             connection.execute("DELETE FROM documents")
@@ -184,7 +185,7 @@ def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
 
 
 def execute(call: ToolCall, world: World, sandbox: Demand) -> str:
-    """What the tool answers to a checked call. Blocks while a program runs."""
+    """Return what the tool answers to a checked call. Blocks while a program runs."""
     if call.name == SEARCH.name:
         return search(world, str(call.arguments["q"]))
     with _PROGRAMS:
@@ -193,7 +194,7 @@ def execute(call: ToolCall, world: World, sandbox: Demand) -> str:
 
 
 def _report(result: SandboxResult) -> str:
-    """What the program printed; for a failed one, the last line of its error."""
+    """Return what the program printed; for a failed one, the last line of its error."""
     if result.status == "ok":
         return result.stdout.strip()
     if result.status == "timeout":
@@ -212,7 +213,7 @@ class Tools(Protocol):
     """What stands behind one episode's tools."""
 
     async def answer(self, call: ToolCall) -> str:
-        """What a checked call is answered."""
+        """Return what a checked call is answered."""
         ...
 
 

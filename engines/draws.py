@@ -104,7 +104,7 @@ def leave_out_long(
 
 
 def _name(curriculum: object) -> str:
-    """As a recipe names it, e.g. `curriculum 'my_words:Words'`."""
+    """Return it as a recipe names it, e.g. `curriculum 'my_words:Words'`."""
     kind = type(curriculum)
     return f"curriculum '{kind.__module__}:{kind.__qualname__}'"
 
@@ -125,7 +125,7 @@ def _asked(what: str, ask: Callable[[], Sequence[T]], kind: type[T]) -> list[T]:
 
 
 def problem_fault(problem: Problem) -> str:
-    """What a person put into its fields that cannot be there; empty if it is fine."""
+    """Return what a person put into its fields that cannot be there; empty if it is fine."""
     written: Any = problem  # fields may hold anything that a person put there
     if not isinstance(written.id, str) or not written.id:
         return f"a problem with the id {written.id!r}; it must be a text that is not empty"
@@ -197,7 +197,8 @@ def _tool_fault(tool: Tool) -> str:
 
 
 def shared_id(problems: Sequence[Problem]) -> str:
-    """What is wrong with the first id that two have: their rollouts would become one group."""
+    """Return what is wrong with the first id that two have: their rollouts would become one
+    group."""
     first: dict[str, Problem] = {}
     for problem in problems:
         known = first.get(problem.id)
@@ -220,7 +221,7 @@ class Fault:
 
 
 def guarded(part: Any, checks: Callable[[Any], Iterator[Fault]]) -> Iterator[Fault]:
-    """What the checks find; that the part raised is a fault as well, and the last."""
+    """Yield what the checks find; that the part raised is a fault as well, and the last."""
     try:
         yield from checks(part)
     except (Exception, SystemExit) as error:  # the user's code may raise anything

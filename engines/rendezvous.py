@@ -27,7 +27,7 @@ def use_interface_of(address: str) -> None:
 
 
 def interfaces() -> str:
-    """Which network interfaces gloo and NCCL of this process use, for an error's words.
+    """Return which network interfaces gloo and NCCL of this process use, for an error's words.
 
     Example: "GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0"
     """
@@ -35,7 +35,7 @@ def interfaces() -> str:
 
 
 def listen(host: str, port: int = 0, backlog: int = 128) -> socket.socket:
-    """A socket on which rank 0 can serve its store; without a port, on a free one.
+    """Return a socket on which rank 0 can serve its store; without a port, on a free one.
 
     Rank 0 opens it before it tells the others where: a port that is only looked up may be taken by
     anyone until the group starts.

@@ -164,7 +164,8 @@ class Sample:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is worth no more than its group's least: it broke a protocol or a rule."""
+        """Return whether it is worth no more than its group's least: it broke a protocol or a
+        rule."""
         return self.status is Status.MALFORMED or VETOED in self.rewards
 
     @property
@@ -180,7 +181,7 @@ class Sample:
 
     @property
     def files(self) -> dict[str, str]:
-        """What its rollout's driver collected, by name; kept with the first sample alone."""
+        """Return what its rollout's driver collected, by name; kept with the first sample alone."""
         return cast("dict[str, str]", self.metadata.get("files", {}))
 
     def __eq__(self, other: object) -> bool:
@@ -208,7 +209,8 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether rewards differ, a broken one being at most the least: else none can teach."""
+        """Return whether rewards differ, a broken one being at most the least: else none can
+        teach."""
         kept = [s for s in self.samples if s.status in TRAINABLE]
         others = [s.reward for s in kept if not s.is_broken]
         return bool(others) and max(others) - min(s.reward for s in kept) > EQUAL_WITHIN

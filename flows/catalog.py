@@ -44,7 +44,7 @@ def plan_replay(plan: Sequence[PlannedStage], name: str) -> list[PlannedStage]:
 
 
 def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:
-    """What a run of a flow does, given its arguments in addition to the recipe."""
+    """Return what a run of a flow does, given its arguments in addition to the recipe."""
     return narrowed(_whole_plan(flow, recipe, arguments), chosen_of(arguments))
 
 
@@ -74,7 +74,8 @@ _KINDS = {str: "a text", int: "a number", dict: "a mapping"}
 
 
 def _given(arguments: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
-    """An argument of a flow. Raises InputError for one that is missing or of another kind."""
+    """Return an argument of a flow. Raises InputError for one that is missing or of another
+    kind."""
     value = arguments.get(name)
     if not isinstance(value, kind):
         raise InputError(

@@ -69,7 +69,7 @@ def listed(found: Sequence[Difference], most: int = 8) -> str:
 
 
 def _are_by_place(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Whether lists are compared item by item: of one length, or of stages and the like."""
+    """Return whether lists are compared item by item: of one length, or of stages and the like."""
     if len(before) == len(after):
         return True
     return all(isinstance(item, Mapping) for item in [*before, *after])
@@ -95,8 +95,8 @@ class Side:
 
 
 def side_of(name: str, changes: Sequence[str], described: str) -> Side:
-    """A recipe by file or shipped name, else a run by id or name. A run with changes is its recipe
-    with these, as it would run now. `described` is what messages call the argument.
+    """Return a recipe by file or shipped name, else a run by id or name. A run with changes is its
+    recipe with these, as it would run now. `described` is what messages call the argument.
 
     Raises InputError for what is neither.
     """

@@ -39,7 +39,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def not_a_recipe(name: str) -> str:
-    """What to say of a file that is no recipe and is not called as one; else nothing."""
+    """Return what to say of a file that is no recipe and is not called as one; else nothing."""
     suffix = name.rpartition(".")[2]
     if suffix in ("yaml", "yml"):
         return ""
@@ -47,7 +47,9 @@ def not_a_recipe(name: str) -> str:
 
 
 def validated(root: type[M], written: Any, where: str = "") -> M:
-    """What is written as `root` has it. Raises InputError, of which `where` is the beginning."""
+    """Return what is written as `root` has it. Raises InputError, of which `where` is the
+    beginning.
+    """
     try:
         return root.model_validate(written)
     except ValidationError as error:
@@ -109,7 +111,7 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
 
 
 def _missing(root: type[BaseModel], location: tuple[Any, ...]) -> str:
-    """What is to be written there, where a person cannot know it."""
+    """Return what is to be written there, where a person cannot know it."""
     if location == ("name",):
         return "is missing; a recipe has a name of its own, e.g. `name: mine`"
     model = _model_of(_at(root, location))
@@ -132,7 +134,7 @@ def _called(model: type[BaseModel]) -> str:
 
 
 def characters(pattern: str) -> str:
-    """What a name may be, in words, of a pattern such as `^[a-z0-9][a-z0-9-]*$`."""
+    """Return what a name may be, in words, of a pattern such as `^[a-z0-9][a-z0-9-]*$`."""
     if "secret:" in pattern:
         return "is empty or `secret:NAME`, NAME being an environment variable in capital letters"
     marks = "`-` and `_`" if "0-9_-]" in pattern else "`-`"

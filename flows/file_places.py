@@ -186,7 +186,7 @@ class Merged:
         return self.file_of(place)
 
     def file_of(self, place: Place) -> str:
-        """Which file wrote the field, or the nearest one around it."""
+        """Return which file wrote the field, or the nearest one around it."""
         for length in range(len(place), 0, -1):
             if place[:length] in self.files:
                 return self.files[place[:length]]

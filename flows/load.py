@@ -63,7 +63,7 @@ _MOST_NODES = 100_000
 
 
 def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node has. Each is counted once, however many aliases name it."""
+    """Return how many values a node has. Each is counted once, however many aliases name it."""
     if id(node) not in known:
         held: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
         below = (each for item in held for each in (item if isinstance(item, tuple) else (item,)))
@@ -106,7 +106,7 @@ def shipped_recipes() -> list[str]:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a recipe has this name: a file, a shipped one, or a saved one."""
+    """Return whether a recipe has this name: a file, a shipped one, or a saved one."""
     return Path(name).expanduser().is_file() or name in recipe_names()
 
 
@@ -121,7 +121,7 @@ def recipe_names() -> list[str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text could name a recipe, and is no recipe itself."""
+    """Return whether a text could name a recipe, and is no recipe itself."""
     return re.fullmatch(NAME_PATTERN, text.strip()) is not None
 
 
@@ -145,7 +145,7 @@ def recipe_path(name: str) -> Path:
 
 
 def _recipes_in(folder: Path, most: int = 5) -> str:
-    """What to name in place of a folder."""
+    """Return what to name in place of a folder."""
     files = [str(file) for file in sorted(folder.glob("*.yaml")) if file.is_file()]
     if not files:
         return "it holds no .yaml file; `tributary init` writes a recipe to begin with"
@@ -170,14 +170,14 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> tuple[Path, Merged]:
 
 
 def recipe_from_tree(tree: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
-    """A recipe that stands in no file. Raises InputError as `load_recipe` does."""
+    """Return a recipe that stands in no file. Raises InputError as `load_recipe` does."""
     data = _unshared(dict(tree))
     apply_changes(data, changes)
     return validate_recipe(data, "the given recipe")
 
 
 def recipe_from_text(text: str, changes: Iterable[str] = ()) -> Recipe:
-    """A recipe as `tributary check` prints it. Raises InputError as `load_recipe` does."""
+    """Return a recipe as `tributary check` prints it. Raises InputError as `load_recipe` does."""
     try:
         tree = parse_yaml(text)
     except (yaml.YAMLError, InputError) as error:
@@ -198,7 +198,8 @@ def parse_lines(text: str) -> list[str]:
 
 
 def _extended(path: Path, above: Sequence[Path]) -> Merged:
-    """What a file writes, merged into what it extends; `above` are the files that extend it."""
+    """Return what a file writes, merged into what it extends; `above` are the files that extend
+    it."""
     if path in above:
         chain = " extends ".join(str(file) for file in (*above[above.index(path) :], path))
         raise InputError(f"{above[0]}: no recipe can extend itself: {chain}")
@@ -214,7 +215,7 @@ def _extended(path: Path, above: Sequence[Path]) -> Merged:
 
 
 def _extended_path(base: Any, path: Path) -> Path:
-    """A file, relative to the one that extends it, or a shipped recipe."""
+    """Return a file, relative to the one that extends it, or a shipped recipe."""
     if not isinstance(base, str) or not base:
         raise InputError(f"{path}: extends: give one file or one shipped recipe, not {base!r:.60}")
     beside_it = path.parent / Path(base).expanduser()
@@ -225,7 +226,7 @@ def _extended_path(base: Any, path: Path) -> Path:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a file says, with places of files that do not depend on where it lies."""
+    """Return what a file says, with places of files that do not depend on where it lies."""
     text = read_text(path)
     try:
         data = parse_yaml(text)
@@ -303,7 +304,9 @@ def set_field(data: dict[str, Any], change: str) -> None:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which an alias (`*rl`) is a value of its own: a change reaches what it names."""
+    """Return a copy in which an alias (`*rl`) is a value of its own: a change reaches what it
+    names.
+    """
     if isinstance(value, dict):
         return {key: _unshared(item) for key, item in value.items()}
     return [_unshared(item) for item in value] if isinstance(value, list) else value
@@ -321,6 +324,6 @@ def _child(here: Any, part: str, change: str) -> Any:
 
 
 def _holder(items: list[Any], part: str, change: str) -> tuple[Any, Any]:
-    """What holds an item of a list, or the value under the item's key; and its key there."""
+    """Return what holds an item of a list, or the value under the item's key; and its key there."""
     at, key = entry_of(items, part, f"--set {change}")
     return (items[at], key) if key else (items, at)

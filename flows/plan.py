@@ -288,7 +288,7 @@ class Plan:
         return self.add(BASE, spec, {}, where="base")
 
     def expert(self, name: str, base: str, path: Sequence[PathStage] | None = None) -> Walk:
-        """An expert's path, or another path in its place."""
+        """Return an expert's path, or another path in its place."""
         expert = self.recipe.experts[name]
         domains = [expert.domain] if expert.domain is not None else []
         walk = Walk(name, f"experts.{name}", domains, base, expert=name)
@@ -341,7 +341,7 @@ class Plan:
         return InputError(f"recipe {self.recipe.name} cannot run:\n  {at}: {why}")
 
     def imported(self, name: str, folder: str) -> str:
-        """A model of any folder, to be compared."""
+        """Return a model of any folder, to be compared."""
         spec = BaseSpec(settings=BaseSettings(folder=folder))
         return self.add(f"{MODEL}{name}", spec, {}, where=f"models.{name}")
 
@@ -393,5 +393,5 @@ def versions_of(plan: Sequence[PlannedStage]) -> dict[str, list[str]]:
 
 
 def first_version(versions: Sequence[str]) -> str:
-    """What a model's last version is compared with."""
+    """Return what a model's last version is compared with."""
     return versions[0] if len(versions) > 1 else BASE

@@ -123,8 +123,8 @@ def _at_level(
     options: Sequence[Mapping[str, Any]],
     admits: Sequence[PathStage],
 ) -> list[PathStage]:
-    """A round whose curriculum has other options, if any are given. Where the expert's path chooses
-    problems, the other ones are tried before the round draws any."""
+    """Return a round whose curriculum has other options, if any are given. Where the expert's path
+    chooses problems, the other ones are tried before the round draws any."""
     if not options:
         return list(stages)
     first, *others = [*admits, *(stage for stage in stages if stage.kind not in CHOOSE)]
@@ -132,7 +132,7 @@ def _at_level(
 
 
 def _split(path: list[PathStage]) -> list[list[PathStage]]:
-    """What comes before the first round, and each round."""
+    """Return what comes before the first round, and each round."""
     parts: list[list[PathStage]] = [[]]
     for stage in path:
         if stage.kind == DISTILL:
@@ -142,7 +142,7 @@ def _split(path: list[PathStage]) -> list[list[PathStage]]:
 
 
 def _distill_of(recipe: Recipe) -> PathStage:
-    """As the unified model's path says it; else by default."""
+    """Return it as the unified model's path says it; else by default."""
     path = recipe.unified.path if recipe.unified is not None else []
     found = [stage for stage in path if stage.kind == DISTILL]
     return found[0] if found else PathStage.model_validate({DISTILL: {}})
@@ -177,7 +177,7 @@ def earlier_rounds(recipe: Recipe, expert: str) -> Earlier:
 
 
 def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's arguments as the flow takes them."""
+    """Return a run's arguments as the flow takes them."""
     return {name: value for name, value in arguments.items() if name not in DERIVED}
 
 
@@ -206,7 +206,7 @@ def _is_done(specs: Mapping[str, StageSpec], stages: Mapping[str, StageRecord]) 
 
 
 def _specs(recipe: Recipe, expert: str, rounds: int) -> dict[str, StageSpec]:
-    """What the stages up to a round are made of; each reads the ones before it."""
+    """Return what the stages up to a round are made of; each reads the ones before it."""
     planned = plan_distill_rounds(recipe, expert, rounds)
     return {stage.name: stage.spec for stage in planned if stage.expert or not stage.inputs}
 

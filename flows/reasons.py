@@ -103,8 +103,8 @@ def made_by_other_code(recipe: Recipe, plan: list[PlannedStage]) -> list[str]:
 def taken_by(
     recipe: str, artifacts: ArtifactStore
 ) -> Callable[[PlannedStage, StageIdentity], StageIdentity]:
-    """What counts for a stage where other code of ours is accepted: what the newest run made under
-    its name, if nothing but our code differs; else the stage's own identity."""
+    """Return what counts for a stage where other code of ours is accepted: what the newest run made
+    under its name, if nothing but our code differs; else the stage's own identity."""
 
     def taken(stage: PlannedStage, identity: StageIdentity) -> StageIdentity:
         if artifacts.find(identity.kind, identity.digest) is not None:
@@ -141,7 +141,7 @@ def reasons(
 
 
 def identity_of(manifest: Manifest) -> StageIdentity | None:
-    """What the artifact was made of; None where it was recorded in another form than this
+    """Return what the artifact was made of; None where it was recorded in another form than this
     version's."""
     try:
         code = CodeIdentity.model_validate(manifest.code)
@@ -151,7 +151,7 @@ def identity_of(manifest: Manifest) -> StageIdentity | None:
 
 
 def changes(before: StageIdentity, after: StageIdentity) -> Iterator[Change]:
-    """What differs of two stages of one kind, inputs aside."""
+    """Yield what differs of two stages of one kind, inputs aside."""
     yield from _settings(after.kind, before.content, after.content)
     yield from _code(before.code, after.code)
 
@@ -159,7 +159,7 @@ def changes(before: StageIdentity, after: StageIdentity) -> Iterator[Change]:
 def _of_runs(
     stage: PlannedStage, identity: StageIdentity, artifacts: ArtifactStore, recipe: str
 ) -> StageIdentity | str | None:
-    """What the newest run made under the stage's name; or what became of this very stage."""
+    """Return what the newest run made under the stage's name; or what became of this very stage."""
     was_made = False
     for record in islice(runs_of(recipe, artifacts.store), RUNS):
         try:
@@ -231,7 +231,7 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
 
 
 def value_text(value: Any) -> str:
-    """A value as one writes it in a recipe. Example: 0.0002 -> 2e-4"""
+    """Return a value as one writes it in a recipe. Example: 0.0002 -> 2e-4"""
     if value is _MISSING:
         return "not set"
     if isinstance(value, float) and value and not 1e-3 <= abs(value) < 1e6:

@@ -54,7 +54,7 @@ _RECIPE = ("distill", "unify")
 
 
 def old_form_problem(data: Any) -> str | None:
-    """What to write instead; None for a recipe of paths."""
+    """Return what to write instead; None for a recipe of paths."""
     if not isinstance(data, Mapping):
         return None
     recipe = cast("Mapping[str, Any]", data)

@@ -50,7 +50,7 @@ def listening_host() -> str:
 
 
 def named_address(host: str) -> str:
-    """What other hosts are to call this one, whose servers listen on `host`; empty: that.
+    """Return what other hosts are to call this one, whose servers listen on `host`; empty: that.
 
     Raises InputError for what is no IPv4 address of this machine, or of no use.
     """
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address that a person wrote is this machine's loopback."""
+    """Return whether a name or an address that a person wrote is this machine's loopback."""
     try:
         return is_loopback(host)
     except ValueError:
@@ -105,8 +105,8 @@ def is_here(host: str) -> bool:
 
 
 def reachable(host: str) -> str:
-    """An address at which a server that listens on `host` is reached: by other hosts too, if it is
-    not loopback."""
+    """Return an address at which a server that listens on `host` is reached: by other hosts too, if
+    it is not loopback."""
     return os.environ.get(ADDRESS_VARIABLE) or LOOPBACK if host == _EVERY_ADDRESS else host
 
 
@@ -133,7 +133,7 @@ def key() -> str:
 
 
 def required_key() -> str:
-    """What a server that starts now must ask for; made if this home has none yet.
+    """Return what a server that starts now must ask for; made if this home has none yet.
 
     Raises InputError for a key that others may read, that is too weak, or that is not the one that
     TRIBUTARY_KEY says.
@@ -181,7 +181,9 @@ def prepare_key(*, in_use: bool) -> None:
 
 
 def given_key() -> str:
-    """What TRIBUTARY_KEY says; empty if it is unset. Raises InputError for one that is too weak."""
+    """Return what TRIBUTARY_KEY says; empty if it is unset. Raises InputError for one that is too
+    weak.
+    """
     given = os.environ.get(KEY_VARIABLE, "")
     if given and not _KEY.fullmatch(given):
         raise InputError(
@@ -213,7 +215,7 @@ def basic() -> dict[str, str]:
 
 
 def basic_token(key: str) -> str:
-    """What basic authentication sends for our user with this key."""
+    """Return what basic authentication sends for our user with this key."""
     return base64.b64encode(f"{USER}:{key}".encode()).decode()
 
 
@@ -275,7 +277,7 @@ def forget_key(url: str) -> None:
 
 
 def key_of(url: str) -> str:
-    """What the server at `url` asks for; empty if it asks for nothing."""
+    """Return what the server at `url` asks for; empty if it asks for nothing."""
     for noted in _folder(url).glob("*.key"):
         with suppress(FileNotFoundError):  # forgotten just now
             return read_own_file(noted)

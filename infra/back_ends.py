@@ -20,8 +20,8 @@ class Call:
 
 
 def is_same_call(one: Call, other: Call, optional: Mapping[str, object]) -> bool:
-    """Whether both name one function with equal values, in any order; an argument in `optional`
-    that is left out has the value given there."""
+    """Return whether both name one function with equal values, in any order; an argument in
+    `optional` that is left out has the value given there."""
     first, second = ({**optional, **call.arguments} for call in (one, other))
     return one.name == other.name and is_same_value(first, second)
 
@@ -119,8 +119,8 @@ class BackEnd:
         """policies, in the order in which they were broken"""
 
     def state(self) -> dict[str, Any]:
-        """What the calls left behind. Each attempt at more than a look or a question stays in it,
-        so that no later one can cover it up, as a deletion would."""
+        """Return what the calls left behind. Each attempt at more than a look or a question stays
+        in it, so that no later one can cover it up, as a deletion would."""
         return {"things": self._things, "refused": self._refused, "tried": self._tried}
 
     def answer(self, call: Call) -> str:
@@ -173,7 +173,7 @@ class BackEnd:
         return any(is_same_call(call, valid, OPTIONAL) for valid in self.valid_calls())
 
     def _told(self, about: str) -> str:
-        """What the user says; nobody knows what else could be asked."""
+        """Return what the user says; nobody knows what else could be asked."""
         task, api = self._task, self._task.api
         if about not in (api.field, api.delete):
             return UNKNOWN

@@ -53,7 +53,7 @@ class CodeTests:
     outputs: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """What `read_code_tests` reads as the same tests."""
+        """Return what `read_code_tests` reads as the same tests."""
         if not self.asserts:
             return {"inputs": list(self.inputs), "outputs": list(self.outputs)}
         return {"asserts": self.asserts, "entry_point": self.entry_point}
@@ -87,7 +87,7 @@ def read_code_tests(value: Any, entry_point: str = "", setup: str = "") -> CodeT
 
 
 def _fault(asserts: str, entry_point: str) -> str:
-    """What keeps a text from testing anything, in words; empty for nothing."""
+    """Return what keeps a text from testing anything, in words; empty for nothing."""
     try:
         tree = ast.parse(asserts)
     except (ValueError, RecursionError, SyntaxError) as error:
@@ -118,7 +118,8 @@ def _fault(asserts: str, entry_point: str) -> str:
 
 
 def _unsupported(tree: ast.Module) -> Iterator[str]:
-    """What of the frameworks is not there where tests run, apart from the answer, in words."""
+    """Yield what of the frameworks is not there where tests run, apart from the answer, in
+    words."""
     yield from _unsupplied(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -138,7 +139,7 @@ def _unsupported(tree: ast.Module) -> Iterator[str]:
 
 
 def _unsupplied(tree: ast.Module) -> Iterator[str]:
-    """What a test asks for by a parameter, and no fixture or list of cases gives."""
+    """Yield what a test asks for by a parameter, and no fixture or list of cases gives."""
     given = {"self", "cls"}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -163,7 +164,7 @@ def _tests(made: ast.ClassDef) -> bool:
 
 
 def _dotted(node: ast.AST) -> str:
-    """A name with its attributes, e.g. `pytest.mark`; empty for anything else."""
+    """Return a name with its attributes, e.g. `pytest.mark`; empty for anything else."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -257,9 +258,9 @@ def _pairs(given: Mapping[str, Any]) -> CodeTests | None:
 
 
 def _call(name: str, given: Any, wanted: Any, may_wrap: bool) -> str:
-    """An assert for a call: its arguments are a list, or one JSON value a line; then what is wanted
-    is JSON as well. `__same__` is there where the asserts run; `may_wrap`: what is wanted may be
-    in a list of its own."""
+    """Return an assert for a call: its arguments are a list, or one JSON value a line; then what is
+    wanted is JSON as well. `__same__` is there where the asserts run; `may_wrap`: what is wanted
+    may be in a list of its own."""
     if isinstance(given, str):
         try:
             given = [json.loads(line) for line in given.strip().splitlines()]
@@ -280,7 +281,7 @@ def _text(value: Any) -> str:
 
 
 def _parsed(value: Any) -> Any:
-    """What a text holds as JSON, if that is a list or an object; anything else as it is."""
+    """Return what a text holds as JSON, if that is a list or an object; anything else as it is."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:

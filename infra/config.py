@@ -61,7 +61,7 @@ FileName = Annotated[str, AfterValidator(_is_one_name)]
 
 
 def one_or_more(written: Any) -> Any:
-    """A list of one for what is written without a list."""
+    """Return a list of one for what is written without a list."""
     return [written] if isinstance(written, dict | Config) else written
 
 
@@ -86,7 +86,7 @@ def _fields(schema: Any) -> Iterator[Any]:
 
 
 def _within_default(field: Any) -> Any:
-    """What holds the schema of a field's value: pydantic wants a default outermost."""
+    """Return what holds the schema of a field's value: pydantic wants a default outermost."""
     return field["schema"] if field["schema"]["type"] == "default" else field
 
 

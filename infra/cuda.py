@@ -47,7 +47,7 @@ class TorchBuild:
 
 @functools.cache
 def has_cuda() -> bool:
-    """Whether an NVIDIA device is usable; answers without importing torch.
+    """Return whether an NVIDIA device is usable; answers without importing torch.
 
     CUDA_VISIBLE_DEVICES set to nothing (or -1) makes a host count as one without.
     """
@@ -56,7 +56,7 @@ def has_cuda() -> bool:
 
 
 def has_driver_library() -> bool:
-    """Whether the driver's library can be loaded, which some packages want when imported."""
+    """Return whether the driver's library can be loaded, which some packages want when imported."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -118,13 +118,14 @@ def gpu_uuid(number: int) -> str:
 
 
 def used_bytes(number: int) -> int:
-    """What all processes together hold of this process's GPU of that number; 0 if not known."""
+    """Return what all processes together hold of this process's GPU of that number; 0 if not
+    known."""
     text = _asked(number, "memory.used")
     return int(text) << 20 if text.isdigit() else 0
 
 
 def _asked(number: int, what: str) -> str:
-    """What the driver's own tool says of a GPU, without units; empty if it cannot."""
+    """Return what the driver's own tool says of a GPU, without units; empty if it cannot."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = names[number] if number < len(names) and names[number] else str(number)
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "-i", name]
@@ -236,7 +237,7 @@ def launcher_problem() -> str:
 
 
 def _linked(packaged: Path) -> Path:
-    """A toolkit of links to the packages' folders. Several processes may make it at once."""
+    """Return a toolkit of links to the packages' folders. Several processes may make it at once."""
     folder = home() / "cuda-toolkit"
     (folder / "lib64").mkdir(parents=True, exist_ok=True)
     for name in ("bin", "include", "nvvm"):

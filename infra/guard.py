@@ -185,7 +185,7 @@ def _headers(scope: Message) -> dict[str, str]:
 
 
 def _is_foreign(headers: Mapping[str, str], named: str) -> bool:
-    """Whether a page of another origin sent it. Programs send neither header."""
+    """Return whether a page of another origin sent it. Programs send neither header."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != named:
         return True
@@ -193,14 +193,14 @@ def _is_foreign(headers: Mapping[str, str], named: str) -> bool:
 
 
 def _is_link(headers: Mapping[str, str]) -> bool:
-    """Whether a person followed a link: the answer becomes a page of its own, which the page with
-    the link cannot read."""
+    """Return whether a person followed a link: the answer becomes a page of its own, which the page
+    with the link cannot read."""
     asked = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
     return asked == ("navigate", "document")
 
 
 def _way_on(page: str) -> str:
-    """A page that goes on to another one of ours at once, with what stands behind `#`."""
+    """Return a page that goes on to another one of ours at once, with what stands behind `#`."""
     target = json.dumps(page).replace("<", "\\u003c")
     return f"<!doctype html><script>location.replace({target} + location.hash)</script>\n"
 
@@ -217,7 +217,9 @@ def _by_rules(send: Send) -> Send:
 
 
 def _is_own_name(named: str) -> bool:
-    """An address cannot be somebody's name for it; `localhost` is this machine by definition."""
+    """An address cannot be somebody's name for it; `localhost` is this machine by
+    definition.
+    """
     host = _host(named)
     if host == "localhost" or host.endswith(".localhost") or host == socket.gethostname().lower():
         return True
@@ -271,7 +273,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def take_code(code: str) -> bool:
-    """Whether this code lets somebody in; it does so once."""
+    """Return whether this code lets somebody in; it does so once."""
     file = home() / "logins" / _digest(code)
     try:
         is_fresh = time.time() - file.stat().st_mtime <= LINK_SECONDS
@@ -289,7 +291,9 @@ def new_cookie(key: str, address: str) -> str:
 
 
 def has_cookie(header: str, key: str, address: str) -> bool:
-    """Whether a request with this `Cookie` header comes from a browser that has logged in there."""
+    """Return whether a request with this `Cookie` header comes from a browser that has logged in
+    there.
+    """
     wanted = f"{_name()}={_session(key, address)}".encode()
     # Cookies of whatever else this host serves come along, in any form.
     given = [cookie.strip().encode() for cookie in header.split(";")]
@@ -311,8 +315,8 @@ def _digest(code: str) -> str:
 
 
 def may_be_our_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
-    """Whether the client of this connection is on another machine, or a program of our own user's
-    or root's. Both ends are IPv4 addresses with their ports."""
+    """Return whether the client of this connection is on another machine, or a program of our own
+    user's or root's. Both ends are IPv4 addresses with their ports."""
     if not _is_of_this_machine(client[0]):
         return True
     return any(uid in (os.geteuid(), _ROOT) for uid in _makers(client, server))

@@ -78,7 +78,7 @@ def runtime_dir() -> Path:
 
 
 def home_tag() -> str:
-    """What names this home where its path would be too long. Example: 3f09c2b1"""
+    """Return what names this home where its path would be too long. Example: 3f09c2b1"""
     return hashlib.sha256(str(home()).encode()).hexdigest()[:8]
 
 
@@ -250,7 +250,7 @@ def _publish(draft: Path, target: Path, exists: bool) -> None:
 
 
 def seal(text: str) -> bytes:
-    """A JSON object with a checksum of the rest of it as its last field."""
+    """Return a JSON object with a checksum of the rest of it as its last field."""
     fields: dict[str, Any] = json.loads(text)
     return json.dumps(fields | {_KEY: _checksum(fields)}, indent=1).encode()
 

@@ -45,7 +45,7 @@ class HubName:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it can only ever mean the same files."""
+        """Return whether it can only ever mean the same files."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def explained(name: str) -> Generator[None]:
 
 
 def explain(error: Exception, name: str) -> TributaryError:
-    """What an error of the hub's library means to a person."""
+    """Return what an error of the hub's library means to a person."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):

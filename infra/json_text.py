@@ -218,7 +218,7 @@ _REASON = 2000
 
 
 def reason_text(text: str) -> str:
-    """A reason as records keep it: a program, a server or a part may say megabytes."""
+    """Return a reason as records keep it: a program, a server or a part may say megabytes."""
     return writable(text if len(text) <= _REASON else f"{text[:_REASON]}...")
 
 
@@ -343,7 +343,7 @@ def _kind(schema: Any) -> ParameterKind:
 
 
 def schema_without_nulls(schema: Any, depth: int = 0) -> Any:
-    """A schema without the nulls that none may have; those among its values stay."""
+    """Return a schema without the nulls that none may have; those among its values stay."""
     if depth > _DEEPEST:
         return schema
     if isinstance(schema, list):

@@ -36,7 +36,7 @@ class Criterion:
 
 
 def read_rubric(value: Any) -> str | list[Criterion]:
-    """A text as it is. Raises InputError for what is no rubric."""
+    """Return a text as it is. Raises InputError for what is no rubric."""
     if isinstance(value, str):
         held = _written(value)
         return value if held is None else read_rubric(held)

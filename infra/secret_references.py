@@ -61,7 +61,7 @@ _SOURCE = re.compile(r"hf:|(?!https?://|file://)[a-z0-9]+://")
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text is `secret:NAME`."""
+    """Return whether a text is `secret:NAME`."""
     return _REFERENCE.fullmatch(text) is not None
 
 
@@ -117,7 +117,7 @@ def plain_address(url: str) -> str:
 
 
 def without_variables(text: str, environment: Mapping[str, str]) -> str:
-    """What a program wrote, with names in place of the secrets of its environment."""
+    """Return what a program wrote, with names in place of the secrets of its environment."""
     for name, held in environment.items():
         if len(held) >= _WORD and is_secret_variable(name, held):
             text = text.replace(held, f"${name}")
@@ -125,7 +125,8 @@ def without_variables(text: str, environment: Mapping[str, str]) -> str:
 
 
 def without_secrets(text: str, options: Any) -> str:
-    """A text that a part or a server wrote, with references in place of what they stand for."""
+    """Return a text that a part or a server wrote, with references in place of what they stand
+    for."""
     for name in secret_names(options):
         held = os.environ.get(name, "")
         words = [word for word in held.split() if len(word) >= _WORD]  # also without `Bearer`
@@ -135,8 +136,8 @@ def without_secrets(text: str, options: Any) -> str:
 
 
 def written_secrets(settings: Any) -> Iterator[str]:
-    """What stands in settings and looks like a secret, each as `field.path: what to write`. No line
-    holds any of it."""
+    """Yield what stands in settings and looks like a secret, each as `field.path: what to write`.
+    No line holds any of it."""
     for at, text in texts(settings):
         if holds_secret(text) and not any(part in _OPTIONS for part in at[:-1]):
             yield f"{'.'.join(at)}: {_IN_AN_ADDRESS}"
@@ -157,8 +158,8 @@ def written_secrets(settings: Any) -> Iterator[str]:
 
 
 def is_secret_variable(name: str, text: str) -> bool:
-    """Whether an environment variable is a secret, by its name or by how its text begins. A proxy
-    is none: without its password nothing would reach the network."""
+    """Return whether an environment variable is a secret, by its name or by how its text begins. A
+    proxy is none: without its password nothing would reach the network."""
     return not name.lower().endswith("_proxy") and _is_secret(name, text)
 
 
@@ -193,7 +194,7 @@ class RunSecrets:
     """those that options of the recipe refer to"""
 
     def needed_by(self, stage: Any) -> dict[str, str]:
-        """What a stage's job needs; `stage` is what makes it up, as JSON values."""
+        """Return what a stage's job needs; `stage` is what makes it up, as JSON values."""
         own, found = secret_names(stage), list(texts(stage))
         has_source = any(_SOURCE.match(text) for _, text in found)
         has_servers = any("external" in at for at, _ in found)
@@ -211,7 +212,8 @@ class RunSecrets:
 
 
 def is_for_jobs(name: str) -> bool:
-    """Whether jobs may need this secret of the environment, though no option refers to it."""
+    """Return whether jobs may need this secret of the environment, though no option refers to
+    it."""
     return name.startswith((_STORE, *_SOURCES)) or name == EXTERNAL_KEY_VARIABLE
 
 

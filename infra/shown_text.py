@@ -39,7 +39,7 @@ _HELD = re.compile(
 
 
 def shown(text: str) -> str:
-    """What a terminal shows as it is; lines stay lines. It is its own result."""
+    """Return what a terminal shows as it is; lines stay lines. It is its own result."""
     return _STEERING.sub(_number, text) if _STEERING.search(text) else text
 
 
@@ -81,7 +81,7 @@ def markdown_code(text: str) -> str:
 
 
 def is_web_address(text: str) -> bool:
-    """Whether a page may link to it: a script, data or a file must not be behind a link."""
+    """Return whether a page may link to it: a script, data or a file must not be behind a link."""
     return text.startswith(("http://", "https://"))
 
 
@@ -137,7 +137,7 @@ def masked(text: str) -> str:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether an address with a secret stands in it."""
+    """Return whether an address with a secret stands in it."""
     return _HELD.search(text) is not None
 
 
@@ -157,7 +157,8 @@ def _long_runs() -> re.Pattern[str]:
 
 
 def _is_mark(sign: str) -> bool:
-    """Whether it is sorted among its neighbours; some signs only when they are taken apart."""
+    """Return whether it is sorted among its neighbours; some signs only when they are taken
+    apart."""
     if unicodedata.combining(sign):
         return True
     apart = unicodedata.decomposition(sign)

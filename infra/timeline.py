@@ -103,7 +103,7 @@ class Timeline:
         return self._points
 
     def under_way(self, lane: str) -> int:
-        """How many spans of a lane are not over."""
+        """Return how many spans of a lane are not over."""
         return self._open[lane]
 
     @contextmanager

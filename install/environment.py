@@ -83,5 +83,5 @@ def put_launcher(program: Path, environ: Mapping[str, str]) -> str:
 
 
 def _is_free(link: Path) -> bool:
-    """Whether nothing is there, or a link to an installation that is gone."""
+    """Return whether nothing is there, or a link to an installation that is gone."""
     return not os.path.lexists(link) or (link.is_symlink() and not link.exists())

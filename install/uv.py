@@ -74,7 +74,7 @@ class Uv:
         subprocess.run([str(self.python), *what], check=True)
 
     def python_says(self, code: str, seconds: float) -> tuple[bool, str]:
-        """Whether `code` ran, and the last line that it wrote."""
+        """Return whether `code` ran, and the last line that it wrote."""
         try:
             done = subprocess.run(
                 [str(self.python), "-c", code], capture_output=True, text=True, timeout=seconds

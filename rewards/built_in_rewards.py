@@ -112,7 +112,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
 
 
 def _judges(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether it is the reward itself: it needs one argument beside the options."""
+    """Return whether it is the reward itself: it needs one argument beside the options."""
     if inspect.isclass(factory):
         return False
     first = _parameters(factory)[:1]

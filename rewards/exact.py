@@ -75,8 +75,8 @@ def _compared(transcript: Transcript, said: str, ignore_case: bool) -> Verdict:
 
 
 def written_as_floats(texts: Sequence[str]) -> str:
-    """What is to be said of references of which a program wrote whole numbers with `.0`, as pandas
-    does if cells of the column are empty; empty for all others."""
+    """Return what is to be said of references of which a program wrote whole numbers with `.0`, as
+    pandas does if cells of the column are empty; empty for all others."""
     whole = [text.strip() for text in texts if _WHOLE.fullmatch(text.strip())]
     if not whole or not all(_FLOAT.fullmatch(text.strip()) for text in texts):
         return ""
@@ -88,7 +88,8 @@ def written_as_floats(texts: Sequence[str]) -> str:
 
 
 def is_said(value: Any, said: str, ignore_case: bool = False) -> bool:
-    """Whether a reply is this value: a text letter by letter, and any other value as itself."""
+    """Return whether a reply is this value: a text letter by letter, and any other value as
+    itself."""
     if isinstance(value, str):
         return _normalised(value, ignore_case) == _normalised(said, ignore_case)
     if isinstance(value, bool):
@@ -102,7 +103,7 @@ def is_said(value: Any, said: str, ignore_case: bool = False) -> bool:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Whether two values of JSON are equal; for Python true is 1."""
+    """Return whether two values of JSON are equal; for Python true is 1."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):

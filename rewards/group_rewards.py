@@ -37,7 +37,7 @@ class GroupReward(Protocol):
 
 
 def is_group_reward(part: Callable[..., Any]) -> bool:
-    """Whether a function, or what a class makes, is called with a group."""
+    """Return whether a function, or what a class makes, is called with a group."""
     called: Any = part
     if inspect.isclass(part):
         called = inspect.getattr_static(part, "__call__", part)
@@ -48,7 +48,8 @@ def is_group_reward(part: Callable[..., Any]) -> bool:
 
 
 def build_group_reward(name: str, options: Mapping[str, Any] | None = None) -> GroupReward:
-    """A user's reward of groups, made with its options. Raises InputError for anything else."""
+    """Return a user's reward of groups, made with its options. Raises InputError for anything
+    else."""
     factory, options = resolve("reward", name, {}), options or {}
     if not is_group_reward(factory):
         raise InputError(f"reward {name!r} is said to judge a `group`, and takes none. {_FORM}")
@@ -96,8 +97,8 @@ class GroupRubric:
         self._terms = tuple(terms)
 
     async def judge(self, transcripts: Sequence[Transcript]) -> Sequence[RubricJudgement]:
-        """What is added to each rollout of one problem. Never raises for a reward's fault: every
-        judgement then says `failed` and why."""
+        """Return what is added to each rollout of one problem. Never raises for a reward's fault:
+        every judgement then says `failed` and why."""
         source = transcripts[0].problem.metadata.get("source")
         terms = [term for term in self._terms if not term.sources or source in term.sources]
         found = await asyncio.gather(*(_ask(term, transcripts) for term in terms))

@@ -128,13 +128,13 @@ class MathJudge:
         atexit.register(self.close)
 
     async def equal(self, gold: str, answer: str) -> bool:
-        """Whether both denote the same. Raises `TookTooLong`."""
+        """Return whether both denote the same. Raises `TookTooLong`."""
         (found,) = await self.each_equal([(gold, answer)])
         return found
 
     async def each_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether the two of each pair denote the same, all within the time of one comparison.
-        Raises `TookTooLong`."""
+        """Return whether the two of each pair denote the same, all within the time of one
+        comparison. Raises `TookTooLong`."""
         return await wait_for_program(self._ask, pairs)
 
     def close(self) -> None:

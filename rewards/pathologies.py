@@ -128,7 +128,7 @@ def _words(text: str) -> list[tuple[str, str]]:
 
 
 def _letters(words: Sequence[tuple[str, str]]) -> Counter[str]:
-    """How many there are of each script."""
+    """Return how many there are of each script."""
     counts = Counter[str]()
     for script, word in words:
         counts[script] += len(word)
@@ -188,7 +188,7 @@ _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
 
 
 def _format_faults(transcript: Transcript) -> float:
-    """How many there are: a broken turn, tags left in a text, an empty answer, open code."""
+    """Return how many there are: a broken turn, tags left in a text, an empty answer, open code."""
     if transcript.status is Status.MALFORMED:
         return 1.0
     if transcript.status is not Status.COMPLETED:

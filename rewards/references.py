@@ -29,8 +29,8 @@ def reference_keys(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def reference_fault(reference: Json, keys: Sequence[str]) -> str:
-    """Which of the fields a reference lacks, in words; empty if none. `""` among the fields stands
-    for a reference of any kind."""
+    """Return which of the fields a reference lacks, in words; empty if none. `""` among the fields
+    stands for a reference of any kind."""
     fields = _fields(reference)
     if all(_is_missing(name, value) for name, value in fields.items()):
         return "has no reference" if keys else ""

@@ -160,7 +160,7 @@ async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:
 
 
 def verdict_fault(term: Term, verdict: Verdict | Exception) -> str:
-    """What makes this no verdict, in words; empty if it is one."""
+    """Return what makes this no verdict, in words; empty if it is one."""
     if isinstance(verdict, PartFailed | NoVerdict):
         return str(verdict)
     if isinstance(verdict, InputError):
@@ -173,7 +173,7 @@ def verdict_fault(term: Term, verdict: Verdict | Exception) -> str:
 
 
 def turns_fault(verdict: Verdict, transcript: Transcript) -> str:
-    """What is wrong with its turns, in words; empty if nothing is."""
+    """Return what is wrong with its turns, in words; empty if nothing is."""
     count = sum(message.role == "assistant" for message in transcript.messages)
     if len(verdict.turns) in (0, count):
         return ""

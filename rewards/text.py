@@ -28,7 +28,7 @@ _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or)
 
 
 def has_text(text: str) -> bool:
-    """Whether there is a letter or a digit."""
+    """Return whether there is a letter or a digit."""
     return any(character.isalnum() for character in text)
 
 
@@ -119,7 +119,9 @@ def assistant_turns(transcript: Transcript) -> list[Message]:
 
 
 def is_cut_in_thought(transcript: Transcript) -> bool:
-    """Whether the budget ran out in a thought: such a turn is not parsed, so its text is whole."""
+    """Return whether the budget ran out in a thought: such a turn is not parsed, so its text is
+    whole.
+    """
     last = transcript.messages[-1] if transcript.messages else None
     if transcript.status is not Status.TRUNCATED or last is None or last.role != "assistant":
         return False
@@ -185,7 +187,7 @@ TAGS = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>|<\|\w+\|>")
 
 
 def format_fault(transcript: Transcript) -> str:
-    """What is wrong with the form of a reply, in words; empty if it is well formed.
+    """Return what is wrong with the form of a reply, in words; empty if it is well formed.
 
     Well formed: the model ended its turn itself, the answer is not empty and contains no tags, and
     each turn reasons if and only if the problem asks for thinking; where it leaves that to the

@@ -110,7 +110,8 @@ class RewardSpec(HookSpec):
 
     @property
     def asks_model(self) -> bool:
-        """Whether it can judge in a stage only: it asks a served model, or one at an address."""
+        """Return whether it judges in a stage only: it asks a served model, or one at an
+        address."""
         return self.name in ASKING
 
     @property
@@ -121,7 +122,7 @@ class RewardSpec(HookSpec):
 
     @property
     def judges_some_only(self) -> bool:
-        """Whether some rollouts of its domain are not its business."""
+        """Return whether some rollouts of its domain are not its business."""
         return bool(self.sources)
 
     @model_validator(mode="after")

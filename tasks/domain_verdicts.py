@@ -66,7 +66,7 @@ class Judged:
 
     @property
     def asked(self) -> int:
-        """How often a verdict was asked for and not known beforehand."""
+        """Return how often a verdict was asked for and not known beforehand."""
         return self.ended[Status.COMPLETED] + self.failed
 
     @property
@@ -192,7 +192,7 @@ class Verdicts:
                 yield from _rewards(name, judged, compares="spread" in needs)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes."""
+        """Return what `restore` takes."""
         return {
             name: {f.name: getattr(judged, f.name) for f in fields(judged)}
             for name, judged in self._domains.items()
@@ -207,7 +207,7 @@ def _are_most(count: int, total: int, many: int) -> bool:
 
 
 def no_verdict(domain: str, judged: Judged) -> str:
-    """A sentence on a reward that never gave one."""
+    """Return a sentence on a reward that never gave one."""
     return none_judged(domain, judged.failed, judged.reason)
 
 

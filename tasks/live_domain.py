@@ -230,7 +230,7 @@ def _reward(term: RewardSpec, roles: RoleClients | None, sharing: int) -> Reward
 
 
 def _user(user: UserSpec, roles: RoleClients | None, sharing: int) -> object:
-    """What says the user's next words. Raises InputError."""
+    """Return what says the user's next words. Raises InputError."""
     module = user.parts[0].partition(":")[0]
     if user.served is None:
         return resolve("user", f"{module}:ExternalUser", {})(user, sharing)
@@ -242,7 +242,8 @@ def _user(user: UserSpec, roles: RoleClients | None, sharing: int) -> object:
 def _environment(
     domain: Domain | ScoredDomain, curriculum: Curriculum
 ) -> tuple[Environment | None, list[PartProcess]]:
-    """What a rollout of several turns acts on, and its process where it has one of its own."""
+    """Return what a rollout of several turns acts on, and its process where it has one of its
+    own."""
     named = domain.curriculum
     environment = curriculum.environment()
     if domain.max_turns > 1 and environment is None and domain.user is None:

@@ -61,7 +61,7 @@ def share_of(share: NothinkShare, domain: str) -> float:
 
 
 def is_asked_of(share: NothinkShare, domain: str, domains: int) -> bool:
-    """Whether a stage with so many domains says of this very one that it thinks."""
+    """Return whether a stage with so many domains says of this very one that it thinks."""
     return share_of(share, domain) > 0 and (isinstance(share, dict) or domains == 1)
 
 

@@ -12,7 +12,7 @@ from tasks.stage import StageSpec, admitted_role
 
 
 def keeps_groups(spec: StageSpec) -> bool:
-    """Whether a stage's artifact has whole groups of rollouts, with their problems."""
+    """Return whether a stage's artifact has whole groups of rollouts, with their problems."""
     policy = spec.policy
     is_kept = policy is not None and spec.fleet is not None and policy.keep_rollouts
     return spec.makes == "rollouts" or is_kept

@@ -65,7 +65,7 @@ class PolicySettings(Config):
 
     @property
     def critic_trainer(self) -> TrainerSettings | None:
-        """How the critic beside it trains; None if there is none."""
+        """Return how the critic beside it trains; None if there is none."""
         return None
 
     @property
@@ -77,6 +77,6 @@ class PolicySettings(Config):
 
     @property
     def drawn(self) -> Mapping[Split, int]:
-        """How many problems of a domain's split it needs at once."""
+        """Return how many problems of a domain's split it needs at once."""
         held_out: dict[Split, int] = {"heldout": self.evaluate.problems} if self.evaluate else {}
         return {"rl": self.problems_per_step, **held_out}

@@ -173,7 +173,7 @@ def context_length(spec: FleetSpec, model: Path) -> int:
 class _Warns(Protocol):
     @property
     def warnings(self) -> Iterable[StageWarning]:
-        """What a person must know of the rows before they trust what is made of them."""
+        """Return what a person must know of the rows before they trust what is made of them."""
         ...
 
 

@@ -84,12 +84,12 @@ class StageSpec(Config):
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:
-        """What its ranks train, by the names of `engines.megatron.spec`."""
+        """Return what its ranks train, by the names of `engines.megatron.spec`."""
         return ()
 
     @property
     def trainer(self) -> TrainerSettings | None:
-        """How they train; None where nothing is trained."""
+        """Return how they train; None where nothing is trained."""
         return None if self.policy is None else self.policy.trainer
 
     @property
@@ -104,12 +104,12 @@ class StageSpec(Config):
 
     @property
     def policy(self) -> PolicySettings | None:
-        """How a policy learns from its own samples; None where none does."""
+        """Return how a policy learns from its own samples; None where none does."""
         return None
 
     @property
     def has_teachers(self) -> bool:
-        """Whether models score what the policy samples."""
+        """Return whether models score what the policy samples."""
         return False
 
     @property
@@ -119,7 +119,7 @@ class StageSpec(Config):
 
     @property
     def samples_beside_training(self) -> bool:
-        """Whether the clock decides what a step trains on."""
+        """Return whether the clock decides what a step trains on."""
         return False
 
     @property
@@ -134,13 +134,13 @@ class StageSpec(Config):
 
     @property
     def drawn(self) -> Mapping[Split, int]:
-        """How many problems or demonstrations of a domain's split it needs at once."""
+        """Return how many problems or demonstrations of a domain's split it needs at once."""
         return {}
 
     @property
     def most_problems(self) -> int:
-        """How many problems it draws of each domain at most: later stages of the kind in its path
-        begin after them."""
+        """Return how many problems it draws of each domain at most: later stages of the kind in its
+        path begin after them."""
         return 0
 
     @property
@@ -173,7 +173,7 @@ class StageSpec(Config):
         yield from ()
 
     def cautions(self) -> Iterator[str]:
-        """What can run and will hardly do what it was meant for, in the same form."""
+        """Yield what can run and will hardly do what it was meant for, in the same form."""
         yield from ()
 
 
@@ -288,8 +288,8 @@ class Checkpoints(Protocol):
         ...
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
-        """What this and earlier attempts noted under numbers from `first` to `last` (None: to the
-        end), by number, then oldest first."""
+        """Return what this and earlier attempts noted under numbers from `first` to `last` (None:
+        to the end), by number, then oldest first."""
         ...
 
 

@@ -53,12 +53,12 @@ _KIND = re.compile(r"[a-z][a-z0-9]*")
 
 
 def is_own(name: str) -> bool:
-    """Whether a kind is the user's own: `module:Class`."""
+    """Return whether a kind is the user's own: `module:Class`."""
     return ":" in name
 
 
 def spec_of(name: str) -> type[StageSpec]:
-    """A kind's spec by its name. Raises InputError for one that is missing or no kind."""
+    """Return a kind's spec by its name. Raises InputError for one that is missing or no kind."""
     if name in SPECS:
         return SPECS[name]
     spec: Any = resolve("stage", name, dict.fromkeys(SPECS, ""))
@@ -68,7 +68,7 @@ def spec_of(name: str) -> type[StageSpec]:
 
 
 def name_of(spec: StageSpec) -> str:
-    """What `spec_of` finds a spec's class by."""
+    """Return what `spec_of` finds a spec's class by."""
     kind = type(spec)
     return spec.kind if SPECS.get(spec.kind) is kind else f"{kind.__module__}:{kind.__qualname__}"
 

@@ -67,7 +67,7 @@ class Series:
         return [value for _, value in self._points.get(name, [])[-count:]]
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes."""
+        """Return what `restore` takes."""
         return {name: list(points) for name, points in self._points.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -167,7 +167,7 @@ class Updates:
             )
 
     def state(self) -> dict[str, int]:
-        """What `restore` takes."""
+        """Return what `restore` takes."""
         return {"made": self.made, "skipped": self.skipped, "zero": self._without_gradient}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -192,7 +192,7 @@ def _changed_share(before: Path, after: Path) -> float:
 
 
 def _num_changed(first: NDArray[uint8], second: NDArray[uint8]) -> int:
-    """How many elements of a tensor differ, given the bytes of each."""
+    """Return how many elements of a tensor differ, given the bytes of each."""
     import numpy as np
 
     differ = (first != second).any(axis=1)

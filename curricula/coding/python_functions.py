@@ -162,7 +162,8 @@ def wrong_key(name: str, rng: random.Random) -> Function:
 
 
 def swapped_arguments(name: str, called: str, module: str, rng: random.Random) -> Function:
-    """A function that hands its arguments to `called`, which subtracts, of another module."""
+    """Return a function that hands its arguments to `called`, which subtracts, of another
+    module."""
     return Function(
         name=name,
         parameters="a, b",
@@ -177,7 +178,7 @@ def swapped_arguments(name: str, called: str, module: str, rng: random.Random) -
 
 
 def passed_on(name: str, called: Function, module: str) -> Function:
-    """A function that returns what `called` of another module returns."""
+    """Return a function that returns what `called` of another module returns."""
     line = f"return {called.name}({called.parameters})"
     return replace(
         called,

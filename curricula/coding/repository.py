@@ -144,7 +144,7 @@ def _broken(
 
 
 def _tests(rng: random.Random, modules: list[_Module]) -> tuple[dict[str, str], list[list[Any]]]:
-    """A file of tests for each module, and the checks."""
+    """Return a file of tests for each module, and the checks."""
     files: dict[str, str] = {}
     shown: list[list[Any]] = []
     hidden: list[list[Any]] = []

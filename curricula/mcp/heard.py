@@ -138,7 +138,7 @@ async def answers_alone(streams: Streams, heard: Heard) -> AsyncGenerator[Stream
 
 
 def _is_answer(message: JSONRPCMessage) -> bool:
-    """Whether it has a number of ours; the package would log any other text."""
+    """Return whether it has a number of ours; the package would log any other text."""
     from mcp.types import JSONRPCError, JSONRPCResponse
 
     root = message.root

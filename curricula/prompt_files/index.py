@@ -209,7 +209,7 @@ class Builder:
         where: str,
         ids: dict[str, int],
     ) -> bool:
-        """Whether the row is a problem that no row before it is. Raises BadRow."""
+        """Return whether the row is a problem that no row before it is. Raises BadRow."""
         prompt = read_prompt(row, source)
         self._note(number, prompt)
         content, its_id = checksum(prompt.text), id_of(row, source, prompt.text)

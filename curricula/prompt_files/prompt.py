@@ -116,7 +116,7 @@ def reference_checksum(prompt: Prompt) -> int:
 
 
 def contradict(reference: int, other: int) -> bool:
-    """Whether two references, by their checksums, are there and differ."""
+    """Return whether two references, by their checksums, are there and differ."""
     return 0 not in (reference, other) and reference != other
 
 
@@ -131,9 +131,9 @@ def _thinking(row: Fields) -> bool | None:
 
 
 def _said(message: Message) -> str:
-    """A message with its thought and calls. White space at the ends of lines and of the text does
-    not count; all other does, as in grids and in code. Only a message or a tool
-    begins a line without a tab."""
+    """Return a message with its thought and calls. White space at the ends of lines and of the text
+    does not count; all other does, as in grids and in code. Only a message or a tool begins a line
+    without a tab."""
     calls = [json.dumps([c.name, c.arguments], sort_keys=True) for c in message.tool_calls]
     lines = "\n".join(line.rstrip() for line in message.content.split("\n")).strip()
     thought = [json.dumps(message.reasoning)] if message.reasoning else []
@@ -141,7 +141,7 @@ def _said(message: Message) -> str:
 
 
 def _offered(tool: Tool) -> str:
-    """A tool as the model gets it. The same question with other tools is another problem."""
+    """Return a tool as the model gets it. The same question with other tools is another problem."""
     said = [tool.name, tool.description, tool.schema]
     return "offers: " + json.dumps(said, sort_keys=True)
 
@@ -149,7 +149,7 @@ def _offered(tool: Tool) -> str:
 def _messages(
     row: Fields, source: PromptSource, reading: Reading
 ) -> tuple[tuple[Message, ...], str]:
-    """What the model is asked, and the columns that say it."""
+    """Return what the model is asked, and the columns that say it."""
     columns = source.columns
     name = columns.prompt or row.first(PROMPTS)
     if not name:
@@ -170,7 +170,7 @@ def _messages(
 
 
 def _fault(messages: Sequence[Message]) -> str:
-    """What keeps messages from being a prompt; empty for none."""
+    """Return what keeps messages from being a prompt; empty for none."""
     if not any(m.role == "user" and m.content.strip() for m in messages):
         return "the user says nothing"
     if next(m.role for m in messages if m.role != "system") == "assistant":

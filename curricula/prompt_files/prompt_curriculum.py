@@ -87,7 +87,7 @@ class Files:
 
     @property
     def counts(self) -> Sequence[Counts]:
-        """What became of the rows, by source."""
+        """Return what became of the rows, by source."""
         return self._index.counts
 
     @property

@@ -141,7 +141,7 @@ def _found_inside(row: Fields) -> tuple[str, Any] | None:
 
 
 def _without_work(value: Any) -> Any:
-    """What follows the last `####` of a worked answer; anything else as it is."""
+    """Return what follows the last `####` of a worked answer; anything else as it is."""
     worked = _WORKED.search(f"\n{value}") if isinstance(value, str) else None
     return worked.group(1).strip() if worked else value
 
@@ -161,7 +161,8 @@ def _refuse_two(row: Fields) -> None:
 
 
 def _fault(row: Fields, reference: Mapping[str, Json], needs: list[str], has: str) -> str:
-    """Which field that rewards read the reference does not have, in words; empty for none."""
+    """Return which field that rewards read the reference does not have, in words; empty for
+    none."""
     are_missing = {ANSWER: is_no_answer}
     lacks = [n for n in needs if n and are_missing.get(n, is_empty)(reference.get(n))]
     if not lacks and (reference or not needs):

@@ -71,7 +71,7 @@ def _read(row: Fields, value: Any, said: str) -> CodeTests:
 
 
 def _differs(row: Fields, name: str, tests: CodeTests) -> bool:
-    """Whether other tests than these stand in another column."""
+    """Return whether other tests than these stand in another column."""
     value = row.values[name]
     if name == "reward_model":
         held = parsed_object(value)
@@ -93,8 +93,8 @@ def _entry(row: Fields) -> str:
 
 
 def _helpers(prompt: Any, entry: str, asserts: Any) -> str:
-    """What a prompt that is Python defines beside the function that is to be written, where the
-    tests use it (HumanEval/38)."""
+    """Return what a prompt that is Python defines beside the function that is to be written, where
+    the tests use it (HumanEval/38)."""
     if not isinstance(prompt, str) or not isinstance(asserts, str):
         return ""
     try:

@@ -66,8 +66,8 @@ def layout_of(asked: Asked, said: str) -> str:
 
 
 def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked:
-    """What a column asks; if `auto`, with what stands beside it in a layout that is known. Raises
-    BadRow."""
+    """Return what a column asks; if `auto`, with what stands beside it in a layout that is known.
+    Raises BadRow."""
     value: Any = row.column(name)
     before = _history(row) if auto else []
     if auto:
@@ -126,7 +126,9 @@ def refuse_other_questions(row: Fields, messages: Sequence[Message]) -> None:
 
 
 def _holds(text: str, part: str) -> bool:
-    """Whether a part stands in a text, and not within a word of it, as `Hi` does in `History`."""
+    """Return whether a part stands in a text, and not within a word of it, as `Hi` does in
+    `History`.
+    """
     return not part or re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
 
 
@@ -143,7 +145,7 @@ def refuse_other_answers(row: Fields, said: str, value: Any) -> None:
 
 
 def _texts_in(value: Any) -> list[str]:
-    """A text, or what messages say."""
+    """Return a text, or what messages say."""
     if isinstance(value, str):
         return [value.strip()]
     messages = cast("list[Any]", value) if isinstance(value, list) else []
@@ -180,7 +182,7 @@ def what_follows(start: Sequence[Turn], turns: list[Turn], name: str) -> list[Tu
 
 
 def read_said(value: Any, name: str) -> str:
-    """An answer's text; a whole number is one. Raises BadRow."""
+    """Return an answer's text; a whole number is one. Raises BadRow."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_whole else _text(value, name)
 

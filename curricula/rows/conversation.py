@@ -51,7 +51,7 @@ class Document(Conversation):
 
 
 def fault_of(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-    """What keeps messages from being a conversation that can be learned; empty for none."""
+    """Return what keeps messages from being a conversation that can be learned; empty for none."""
     for at, message in enumerate(messages):
         if message.reasoning and message.content.lstrip().startswith("<think>"):
             return f"messages[{at}]: has a thought beside its text, and one in it; leave one out"
@@ -83,8 +83,8 @@ def fault_of_text(messages: Sequence[Message]) -> str:
 
 
 def fault_of_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-    """What is wrong between calls, their results and the tools of a row; empty for nothing. The
-    calls of the last message have no results yet."""
+    """Return what is wrong between calls, their results and the tools of a row; empty for nothing.
+    The calls of the last message have no results yet."""
     known = {tool.name for tool in tools}
     calls, results, caller = 0, 0, 0
     for at, message in enumerate(messages):
@@ -111,7 +111,7 @@ def fault_of_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
 
 
 def _called(calls: int) -> str:
-    """What follows the words about a result too many."""
+    """Return what follows the words about a result too many."""
     if calls:
         return f": the message before makes {calls} calls, and has a result for each"
     return "; calls are read from `tool_calls`, not from a message's text"

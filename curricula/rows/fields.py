@@ -21,7 +21,9 @@ _WITH_LENGTH = (str, list, dict)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether it says nothing: null, what a column of numbers has in its place, no text or item."""
+    """Return whether it says nothing: null, what a column of numbers has in its place, no text or
+    item.
+    """
     if isinstance(value, _WITH_LENGTH):
         return not value
     return value is None or (isinstance(value, float) and value != value)
@@ -62,11 +64,11 @@ class Fields:
         return frozenset(self._read)
 
     def holds(self, name: str) -> bool:
-        """Whether there is such a key; that is not reading it."""
+        """Return whether there is such a key; that is not reading it."""
         return name in self.values or name in self._faults
 
     def has(self, name: str) -> bool:
-        """Whether something that can be read stands there."""
+        """Return whether something that can be read stands there."""
         return name in self._readable
 
     def among(self, names: Sequence[str]) -> list[str]:
@@ -76,7 +78,9 @@ class Fields:
         return [name for name in names if name in self._readable]
 
     def get(self, name: str) -> Any:
-        """What stands under a name; None where nothing does. Raises BadRow where it is no JSON."""
+        """Return what stands under a name; None where nothing does. Raises BadRow where it is no
+        JSON.
+        """
         if name in self._faults:
             raise BadRow(Reason.COLUMNS, f"{name}: {self._faults[name]}")
         self._read.add(name)
@@ -98,8 +102,8 @@ class Fields:
             raise BadRow(reason, f"{at}has `{name}`, which is not read{advice}")
 
     def same(self, names: Iterable[str]) -> Any:
-        """What stands under those of the names that are there; None where none is. Raises BadRow
-        where two differ, or where one is no JSON."""
+        """Return what stands under those of the names that are there; None where none is. Raises
+        BadRow where two differ, or where one is no JSON."""
         found = {name: self.get(name) for name in names if self.has(name) or name in self._faults}
         first = next(iter(found), "")
         for name, value in found.items():
@@ -126,7 +130,7 @@ class Fields:
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody has read every key."""
+        """Return whether somebody has read every key."""
         return not self._faults and self.values.keys() <= self._read
 
     @property
@@ -202,7 +206,7 @@ def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _may_be_null(schema: Any) -> bool:
-    """Whether a JSON schema says so in words of its own."""
+    """Return whether a JSON schema says so in words of its own."""
     if not isinstance(schema, Mapping):
         return False
     schema = cast("Mapping[str, Any]", schema)

@@ -70,7 +70,7 @@ _VERDICTS = (
 
 
 def nearest_layout(values: Mapping[str, Any]) -> str:
-    """A sentence on what to do, with a `; ` before it; empty where nothing is close."""
+    """Return a sentence on what to do, with a `; ` before it; empty where nothing is close."""
     names = set(values)
     if {"chosen", "rejected"} <= names:
         return (

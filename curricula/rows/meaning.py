@@ -124,7 +124,7 @@ def _singular(word: str) -> str:
 
 @lru_cache(4096)
 def carries(name: str, meaning: Meaning) -> bool:
-    """Whether a column of this name has that meaning."""
+    """Return whether a column of this name has that meaning."""
     words, known = frozenset(words_of(name)), meaning.value
     if len(words) < known.num_least or words.isdisjoint(known.words):
         return False
@@ -203,7 +203,8 @@ def refuse_other_winner(row: Fields) -> None:
 
 
 def _says(value: Any, name: str, meaning: Meaning) -> bool:
-    """Whether a value can have this meaning; None is one that is no JSON, as bytes are not."""
+    """Return whether a value can have this meaning; None is one that is no JSON, as bytes are
+    not."""
     is_number = isinstance(value, bool | int | float)
     match meaning:
         case Meaning.SWITCH:

@@ -132,7 +132,7 @@ def _objects(value: Any, name: str, tools: Sequence[Tool]) -> list[dict[str, Any
 
 
 def _read_text(text: str, name: str) -> Any:
-    """A list of messages that is JSON text."""
+    """Return a list of messages that is JSON text."""
     if _PYTHONS_LIST.match(text):
         raise BadRow(
             Reason.COLUMNS,
@@ -145,7 +145,7 @@ def _read_text(text: str, name: str) -> Any:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether it is a text, and no list of messages that a table holds as text."""
+    """Return whether it is a text, and no list of messages that a table holds as text."""
     return isinstance(value, str) and not is_written_list(value)
 
 
@@ -162,7 +162,7 @@ def _transposed(value: dict[str, Any]) -> Any:
 
 
 def _is_by_row(value: Any) -> bool:
-    """Whether its keys are the numbers of rows, as pandas writes a column."""
+    """Return whether its keys are the numbers of rows, as pandas writes a column."""
     return (
         bool(value)
         and isinstance(value, dict)
@@ -171,8 +171,8 @@ def _is_by_row(value: Any) -> bool:
 
 
 def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
-    """A message that is a role and a text, as nearly all are; None for any other, which `_turn`
-    reads, or refuses, at ten times the cost."""
+    """Return a message that is a role and a text, as nearly all are; None for any other, which
+    `_turn` reads, or refuses, at ten times the cost."""
     said_by, key = ("from", "value") if is_sharegpt else ("role", "content")
     if len(message) != 2 or said_by not in message or key not in message:
         return None
@@ -186,7 +186,7 @@ def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
 
 
 def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> Turn:
-    """A message as its row says it. Raises BadRow."""
+    """Return a message as its row says it. Raises BadRow."""
     said_by = _said_by(message, is_sharegpt)
     wanted, layout = ("from", "ShareGPT") if is_sharegpt else ("role", "OpenAI")
     if said_by is None and not message.holds(wanted):
@@ -336,8 +336,8 @@ def _without_text(message: Fields, where: str, key: str) -> BadRow:
 
 
 def _is_untrained(message: Fields, role: Role, where: str) -> bool:
-    """Whether a message of the assistant is only read. Raises BadRow for marks that say both, or
-    that say something else."""
+    """Return whether a message of the assistant is only read. Raises BadRow for marks that say
+    both, or that say something else."""
     if message.values.keys().isdisjoint(_MARKS):
         return False
     marks = {name: message.get(name) for name in _MARKS if message.values.get(name) is not None}

@@ -103,7 +103,7 @@ class Judged:
 
     @property
     def names(self) -> list[str]:
-        """What to call each answer before a person."""
+        """Return what to call each answer before a person."""
         if self.is_good is not None:
             return ["good" if self.is_good else "bad"]
         if len(self.answers) == 2:
@@ -242,7 +242,7 @@ def _values(row: Fields, name: str, usual: Sequence[str]) -> list[Any] | None:
 
 
 def _listed(row: Fields, name: str) -> Any:
-    """A column that a table may hold as JSON text."""
+    """Return a column that a table may hold as JSON text."""
     value = row.column(name)
     return parsed(value, name, Reason.COLUMNS) if isinstance(value, str) else value
 
@@ -275,7 +275,7 @@ def _scored(row: Fields) -> tuple[str, ...]:
 
 
 def _number(value: Any, name: str) -> float:
-    """A number, also as a cell of CSV has it. Raises BadRow."""
+    """Return a number, also as a cell of CSV has it. Raises BadRow."""
     try:
         found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -49,19 +49,19 @@ def kind_of(value: Any) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a reader sees nothing of it."""
+    """Return whether a reader sees nothing of it."""
     if text.isascii():
         return not text or text.isspace()
     return all(c in _INVISIBLE or c.isspace() for c in text)
 
 
 def is_written_parts(text: str) -> bool:
-    """Whether a text is a list of parts as JSON, which would be learned as it stands."""
+    """Return whether a text is a list of parts as JSON, which would be learned as it stands."""
     return bool(_WRITTEN_PARTS.match(text)) and isinstance(parsed_object(text), list)
 
 
 def is_written_list(text: str) -> bool:
-    """Whether a text is a list of messages, as JSON or as Python prints it."""
+    """Return whether a text is a list of messages, as JSON or as Python prints it."""
     opening = _OPENS_LIST.match(text)
     if opening is None or opening[1]:
         return opening is not None
@@ -71,13 +71,13 @@ def is_written_list(text: str) -> bool:
 
 
 def are_tokens(value: Any) -> bool:
-    """Whether it is a list of whole numbers, as ids of tokens are."""
+    """Return whether it is a list of whole numbers, as ids of tokens are."""
     items = cast("list[Any]", value) if isinstance(value, list) else []
     return bool(items) and all(type(each) is int for each in items)
 
 
 def text_of(content: Any, where: str) -> str:
-    """A message's text: a string, parts of text, or none. Raises BadRow."""
+    """Return a message's text: a string, parts of text, or none. Raises BadRow."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -109,7 +109,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def thought_in(part: Mapping[str, Any], where: str) -> str:
-    """What a part of type `thinking` says. Raises BadRow."""
+    """Return what a part of type `thinking` says. Raises BadRow."""
     if not isinstance(part.get("thinking"), str | list):
         has = ", ".join(part)
         raise BadRow(

@@ -42,8 +42,8 @@ class Call(NamedTuple):
 
 
 def tools_of(value: Any) -> tuple[Tool, ...]:
-    """A list of functions in OpenAI's form or in Anthropic's, or the same as JSON text. Raises
-    BadRow."""
+    """Return a list of functions in OpenAI's form or in Anthropic's, or the same as JSON text.
+    Raises BadRow."""
     written = isinstance(value, str)
     value = parsed(value, "tools", Reason.TOOLS)
     value = value if written else schema_without_nulls(value)
@@ -106,7 +106,7 @@ def calls_of(value: Any, where: str, unread: set[str]) -> tuple[Call, ...]:
 
 
 def are_calls(value: Any, tools: Sequence[Tool]) -> bool:
-    """Whether it is nothing but calls of such tools, in a list or as JSON text (xLAM)."""
+    """Return whether it is nothing but calls of such tools, in a list or as JSON text (xLAM)."""
     items = parsed_object(value) if tools else None
     if not isinstance(items, list) or not items:
         return False
@@ -178,7 +178,7 @@ def read_switches(row: Fields) -> dict[str, bool]:
 
 
 def _switch(name: str, value: Any) -> bool | None:
-    """Whether it turns thinking on; None for what says something else."""
+    """Return whether it turns thinking on; None for what says something else."""
     if isinstance(value, dict):
         held = cast("dict[str, Any]", value)
         said = {each: inner for each, inner in held.items() if not is_empty(inner)}

@@ -298,7 +298,7 @@ class AgentSession:
         return _Placed(place, context, meanings, meant.problem, ids)
 
     def _before(self, request: Request) -> Messages:
-        """What led to the answer that a request names, and that answer. Raises Refusal."""
+        """Return what led to the answer that a request names, and that answer. Raises Refusal."""
         if not request.previous:
             return ()
         if request.previous not in self._answers:
@@ -345,7 +345,8 @@ class AgentSession:
         return made, turn
 
     def _cut_off(self, made: HostTurn, turn: Turn) -> End | None:
-        """What cut a turn off, beside the limit of one turn, which an agent may live with."""
+        """Return what cut a turn off, beside the limit of one turn, which an agent may live
+        with."""
         if made.end is None or made.end.status is not Status.TRUNCATED:
             return None
         return None if turn.end - turn.begin == self._limits.turn_tokens else made.end
@@ -386,7 +387,7 @@ def _answer(made: HostTurn, turn: Turn) -> Answer:
 
 
 def _judged(last: Turn) -> list[Message]:
-    """What was said after the first prompt, up to this turn."""
+    """Return what was said after the first prompt, up to this turn."""
     first, *others = last.path()
     later = [message for turn in others for message in (*turn.context, turn.said)]
     return [first.said, *later]

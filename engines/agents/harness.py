@@ -109,7 +109,7 @@ class Harness:
     async def _run(
         self, problem: Problem, session: AgentSession, address: str, key: str
     ) -> tuple[End, dict[str, str]]:
-        """How the program ended, and what it wrote."""
+        """Return how the program ended, and what it wrote."""
         loop = asyncio.get_running_loop()
         # A thread of its own: the loop's few would be taken for as long as programs run.
         thread = ThreadPoolExecutor(1, thread_name_prefix="harness")
@@ -185,7 +185,7 @@ class Harness:
 
 
 async def _kept(starting: asyncio.Future[Sandbox]) -> Sandbox:
-    """What was started; if nobody waits for it any more, it is stopped once it is there."""
+    """Return what was started; if nobody waits for it any more, it is stopped once it is there."""
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -218,7 +218,8 @@ def files_of_problem(problem: Problem) -> dict[str, bytes]:
 
 
 def _written(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As Chat Completions has them, with calls and thoughts: a program may send them on."""
+    """Return them as Chat Completions has them, with calls and thoughts: a program may send them
+    on."""
     found: list[dict[str, Any]] = []
     calls: list[str] = []
     for at, message in enumerate(messages):

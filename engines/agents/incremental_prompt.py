@@ -70,13 +70,14 @@ def normal_text(text: str) -> str:
 
 
 def meaning_of(message: Message, normal: Callable[[str], str] = normal_text) -> Meaning:
-    """What is equal for messages of the same meaning. `normal`: `normal_text`, or a memory."""
+    """Return what is equal for messages of the same meaning. `normal`: `normal_text`, or a
+    memory."""
     calls = tuple((call.name, _canonical(call.arguments)) for call in message.tool_calls)
     return message.role, normal(message.content), calls
 
 
 def drift_of(sampled: Message, sent: Message) -> frozenset[Drift]:
-    """How `sent` differs from a turn of the same meaning."""
+    """Return how `sent` differs from a turn of the same meaning."""
     found: set[Drift] = set()
     if sampled.content != sent.content:
         of_one_form = normal_form("NFC", sampled.content)
@@ -93,7 +94,9 @@ def drift_of(sampled: Message, sent: Message) -> frozenset[Drift]:
 
 
 def _normal_number(value: float) -> Json:
-    """A whole one as such, whatever the text was; a large one as the float that some make of it."""
+    """Return a whole one as such, whatever the text was; a large one as the float that some make of
+    it.
+    """
     if abs(value) < _EXACT:
         return int(value) if value == int(value) else value
     try:

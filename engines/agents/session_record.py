@@ -91,7 +91,7 @@ class SessionRecord:
         return noted
 
     def _text(self, message: Message) -> str:
-        """As much of it as there is room for."""
+        """Return as much of it as there is room for."""
         calls = [_call(call.name, call.arguments) for call in message.tool_calls]
         thought = [f"<think>{message.reasoning}</think>"] if message.reasoning else []
         text = "\n".join([*thought, *filter(None, [message.content]), *calls])
@@ -100,7 +100,7 @@ class SessionRecord:
         return text if len(text) <= most else text[:most] + "..."
 
     def _is_ours(self, name: str, value: Json) -> bool:
-        """Whether it asks for what the stage does anyway."""
+        """Return whether it asks for what the stage does anyway."""
         return name in self._sampling and value == self._sampling[name]
 
 

@@ -79,7 +79,7 @@ class Turn:
 
     @property
     def is_last_of_line(self) -> bool:
-        """Whether its line can simply go on."""
+        """Return whether its line can simply go on."""
         return self.line is not None and len(self.line.tokens) == self.end
 
     def path(self) -> list[Turn]:
@@ -175,7 +175,7 @@ class Trajectory:
         kept: int,
         begin: int,
     ) -> Turn:
-        """A turn that was sampled, from position `begin` to the end of its line."""
+        """Return a turn that was sampled, from position `begin` to the end of its line."""
         number, self._next = self._next, self._next + 1
         end = len(line.tokens)
         turn = Turn(number, parent, tuple(context), tuple(meanings), said, line, kept, begin, end)
@@ -230,7 +230,7 @@ def _next_places(place: Place, meanings: Sequence[Meaning]) -> Iterator[Place]:
 
 
 def _is_replaced(turn: Turn, context: Sequence[Message], meanings: Sequence[Meaning]) -> bool:
-    """Whether the messages have another turn of the policy where this one was sampled."""
+    """Return whether the messages have another turn of the policy where this one was sampled."""
     at = len(turn.context)
     return (
         at < len(context)

@@ -292,7 +292,7 @@ class PairsAdvantage(PartWithCode):
 
 
 def pair_advantages(tokens: StepTokens) -> Tensor:
-    """Which rollout of its group is the better one of a pair, and which the worse one."""
+    """Return which rollout of its group is the better one of a pair, and which the worse one."""
     return of_rollouts(tokens, best_and_worst)
 
 

@@ -113,11 +113,11 @@ def _is_first(member_N: Tensor, num: int) -> Tensor:
 
 
 def counts(sample: Sample) -> bool:
-    """Whether its reward enters its group's statistics."""
+    """Return whether its reward enters its group's statistics."""
     # Nothing predicts a first token, so a mask on it alone trains nothing.
     return sample.status in TRAINABLE and bool(sample.loss_mask[1:].any())
 
 
 def trains(sample: Sample, truncated: Literal["train", "mask"]) -> bool:
-    """Whether its tokens are trained on."""
+    """Return whether its tokens are trained on."""
     return counts(sample) and not (truncated == "mask" and sample.status is Status.TRUNCATED)

@@ -101,7 +101,7 @@ def _advantage(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _components(algorithm: Algorithm) -> Iterator[str]:
-    """What is no reward of the rubric."""
+    """Yield what is no reward of the rubric."""
     if not isinstance(algorithm.advantage, GdpoAdvantage):
         return
     if algorithm.overlong is not None:
@@ -127,7 +127,7 @@ def _pairs(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _beside_pairs(algorithm: Algorithm, loss: str) -> Iterator[str]:
-    """What a loss of pairs does not read."""
+    """Yield what a loss of pairs does not read."""
     if not isinstance(algorithm.aggregation, RolloutMean):
         yield (
             f"aggregation: {loss} has one loss for both rollouts of a pair, and only `rollout_mean`"

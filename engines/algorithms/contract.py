@@ -54,7 +54,7 @@ def loss_faults(loss: Losses) -> list[Fault]:
 
 
 def _undeclared(advantage: Advantages, needs: Collection[Need]) -> Need | None:
-    """What would let it run, if it cannot with what it declares."""
+    """Return what would let it run, if it cannot with what it declares."""
     if _runs(advantage, needs):
         return None
     return next((need for need in _GIVEN if _runs(advantage, [*needs, need])), None)
@@ -100,7 +100,7 @@ def _advantage_checks(advantage: Advantages, needs: Collection[Need]) -> Iterato
 
 
 def _signal_checks(advantage: Advantages, needs: Collection[Need]) -> Iterator[Fault]:
-    """Whether anything can be learned from it."""
+    """Yield whether anything can be learned from it."""
     if "teachers" in needs:
         return
     tokens = example_step(needs)
@@ -315,7 +315,7 @@ def _split(tokens: LossInputs) -> list[LossInputs]:
 
 
 def _gradient(loss: Losses, tokens: LossInputs) -> Tensor | None:
-    """Of the summed loss in the logprobs; None if it has none."""
+    """Return the gradient of the summed loss in the logprobs; None if it has none."""
     leaf_R = tokens.logprobs_R.detach().requires_grad_()
     total = loss(replace(tokens, logprobs_R=leaf_R)).loss_R.sum()
     if not total.requires_grad:

@@ -153,7 +153,7 @@ class _Tiles:
 
     @property
     def is_here_RL(self) -> Tensor:
-        """Whether a row's label is in this rank's part."""
+        """Return whether a row's label is in this rank's part."""
         return (self.local_RL >= 0) & (self.local_RL < len(self.weight_VH))
 
     def logits(self, start: int, end: int, buffer: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of each tile, relative to its own peak, and the labels' logits."""
+    """Sums of each tile, relative to its own peak, and the labels' logits."""
 
     peak_NR: Tensor
     """before temperature"""
@@ -249,7 +249,7 @@ def _walk(tiles: _Tiles, kept: _Kept) -> _Sums:
 
 
 def _sums(tiles: _Tiles, logits_RC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A tile's peak, total and weighted, as in `_Sums`."""
+    """Return a tile's peak, total and weighted, as in `_Sums`."""
     if tiles.fused:
         return _compiled(_sums_in_one)(logits_RC, tiles.temperature)
     peak_R = logits_RC.amax(1).float()

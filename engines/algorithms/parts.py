@@ -115,5 +115,5 @@ def without_defaults(properties: Schema) -> None:
 
 
 def is_unwritten(value: Any, otherwise: Any) -> bool:
-    """Whether a value says no more than its absence, given what holds without it."""
+    """Return whether a value says no more than its absence, given what holds without it."""
     return value is None and isinstance(otherwise, bool)

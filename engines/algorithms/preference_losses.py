@@ -215,7 +215,7 @@ def is_paired(loss: Choice) -> bool:
 
 
 def has_reference(loss: Choice) -> bool:
-    """Whether it reads logprobs of the model that the stage began with."""
+    """Return whether it reads logprobs of the model that the stage began with."""
     if isinstance(loss, Dpo):
         return not loss.reference_free
     return not isinstance(loss, Orpo | Simpo)

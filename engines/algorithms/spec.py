@@ -88,7 +88,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 
 
 def composed(written: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What a person wrote, laid over its preset, laid over the defaults; without `preset`.
+    """Return what a person wrote, laid over its preset, laid over the defaults; without `preset`.
 
     What is None counts as not written. A part of the preset's kind, or without a kind, changes
     single fields of the preset's; without a preset one of another kind replaces the default. A
@@ -197,35 +197,38 @@ class Algorithm(Config):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What its parts cannot do without. The plan, the checks, the producer and the trainer ask
-        this, and not which estimator it is."""
+        """Return what its parts cannot do without. The plan, the checks, the producer and the
+        trainer ask this, and not which estimator it is."""
         of_loss: tuple[Need, ...] = ("reference",) if self.loss_reads_reference else ()
         return frozenset((*self.advantage.needs, *of_loss, *self.kl.needs))
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether its loss compares two rollouts of each group, and leaves the others out."""
+        """Return whether its loss compares two rollouts of each group, and leaves the others
+        out."""
         return isinstance(self.loss, PairLoss)
 
     @property
     def loss_reads_reference(self) -> bool:
-        """Whether the loss is given the reference's logprobs, for its pairs or its KL term."""
+        """Return whether the loss is given the reference's logprobs, for its pairs or its KL
+        term."""
         of_pairs = isinstance(self.loss, PairLoss) and has_reference(self.loss)
         return of_pairs or (self.kl.coef > 0 and self.kl.place == "loss")
 
     @property
     def compared_tokens(self) -> int | Literal["all"] | None:
-        """How many of a teacher's likeliest tokens its loss compares; None: the sampled one."""
+        """Return how many of a teacher's likeliest tokens its loss compares; None: the sampled
+        one."""
         return self.loss.top_k if isinstance(self.loss, DivergenceLoss) else None
 
     @property
     def critic_target(self) -> CriticTarget | None:
-        """What its critic learns; None if it needs no critic."""
+        """Return what its critic learns; None if it needs no critic."""
         return self.advantage if _learns_values(self.advantage) else None
 
     @property
     def compares_engines(self) -> bool:
-        """Whether its correction also needs the trainer's own old logprobs."""
+        """Return whether its correction also needs the trainer's own old logprobs."""
         correction = self.correction
         rejects = any(not isinstance(r, Opsm) for r in correction.reject)
         return correction.weight is not None or rejects

@@ -192,7 +192,7 @@ class Alignment:
         return next((each for each in self.differences if each.is_beyond(self.bound)), None)
 
     def sentence(self) -> str:
-        """What a person should know of it."""
+        """Return what a person should know of it."""
         if (first := self.first) is None:
             return f"No module's output differs by more than {self.bound:g}."
         said = f"The first output that differs by more than {self.bound:g}: {first.name}"

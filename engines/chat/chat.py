@@ -214,8 +214,8 @@ class Chat:
         return self._ends.behind(found, found.begin(ended), last_token)
 
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
-        """A turn as the policy would have written it, with its stop token, if the template has one:
-        what somebody else put into its mouth. Raises InputError."""
+        """Return a turn as the policy would have written it, with its stop token, if the template
+        has one: what somebody else put into its mouth. Raises InputError."""
         self._control.refuse([turn])
         text, start = self._pieces.said(turn, bool(problem.thinking))
         found = self._whole(text)
@@ -241,16 +241,16 @@ class Chat:
     def training_text(
         self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
     ) -> TrainingText:
-        """A conversation whose last message is the assistant's, as the template renders it. Raises
-        InputError that names the turn which it does not render as it was said."""
+        """Return a conversation whose last message is the assistant's, as the template renders it.
+        Raises InputError that names the turn which it does not render as it was said."""
         self._control.refuse(messages, tools)
         text = self._text(messages, tools, thinking)
         self._completeness.check(messages, tools, thinking=thinking)
         return text
 
     def document_text(self, text: str) -> TrainingText:
-        """A text that is no conversation, and begins as conversations do; a control token in it is
-        that token."""
+        """Return a text that is no conversation, and begins as conversations do; a control token in
+        it is that token."""
         return TrainingText(self._start, [(text, "")])
 
     def lists_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:

@@ -84,7 +84,7 @@ def write_stops(folder: Path, stops: Sequence[int]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one if the file does not exist."""
+    """Return a JSON object, or an empty one if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -165,7 +165,7 @@ def _check_growth(text: str) -> None:
 
 
 def _growth(step: Any) -> int:
-    """How many characters at most replacements make of one."""
+    """Return how many characters at most replacements make of one."""
     if not isinstance(step, dict):
         return 1
     below = [each for held in step.values() if isinstance(held, list) for each in held]

@@ -50,7 +50,7 @@ class Completeness:
         self._known: dict[tuple[tuple[_Turn, ...], int, bool, bool], _Found] = {}
 
     def lists_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        """Whether the tools of such a conversation are written."""
+        """Return whether the tools of such a conversation are written."""
         return self._found(messages, tools, thinking=False, is_open=False).lists_tools
 
     def check(

@@ -60,8 +60,8 @@ class Mode:
     """whether the template thinks when the variable is not given"""
 
     def decide(self, asked: bool | None) -> bool | None:
-        """Whether there is a thought; None where the model may think or not. Raises InputError for
-        what the template cannot do."""
+        """Return whether there is a thought; None where the model may think or not. Raises
+        InputError for what the template cannot do."""
         match self.thoughts:
             case Thoughts.SWITCHED:
                 return bool(asked)
@@ -107,7 +107,7 @@ class Mode:
         return f"thinking is {said} {who} ({self.template} {_ABLE[self.thoughts]})"
 
     def caution(self, asked: bool | None) -> str:
-        """What may not work about a choice that is possible; empty if nothing."""
+        """Return what may not work about a choice that is possible; empty if nothing."""
         if asked and self.thoughts is Thoughts.NONE:
             return (
                 f"`thinking: true`, but {self.template} knows no thoughts: answers count only from"

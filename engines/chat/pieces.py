@@ -137,7 +137,7 @@ class Pieces:
         )
 
     def opening(self, thinking: bool) -> str:
-        """A prompt's text; only its end, the assistant's header, matters."""
+        """Return a prompt's text; only its end, the assistant's header, matters."""
         return self._openings[thinking]
 
     def turn(self, turn: Message, thinking: bool) -> str:
@@ -146,7 +146,7 @@ class Pieces:
         return full[start:]
 
     def said(self, turn: Message, thinking: bool) -> tuple[str, int]:
-        """A conversation that ends with this turn, and where in it the turn begins."""
+        """Return a conversation that ends with this turn, and where in it the turn begins."""
         full = self.template.render([_USER, turn], thinking=thinking)
         opening = without_open_thought(self._openings[thinking], full)
         text = self._rest(full, opening, "the header that opens the assistant's turn")
@@ -154,12 +154,12 @@ class Pieces:
         return full, len(opening)
 
     def last(self) -> tuple[str, int]:
-        """A conversation, and where the text of its last turn ends."""
+        """Return a conversation, and where the text of its last turn ends."""
         full, _ = self.said(Message("assistant", _MARK), thinking=False)
         return full, full.rfind(_MARK) + len(_MARK)
 
     def earlier(self) -> tuple[str, int]:
-        """A conversation, and where the text of a turn ends that another message follows."""
+        """Return a conversation, and where the text of a turn ends that another message follows."""
         said = Message("assistant", _MARK)
         text = self.template.render([_USER, said, _USER], open_turn=True)
         return text, text.find(_MARK) + len(_MARK)
@@ -176,8 +176,8 @@ class Pieces:
     def continuation(
         self, new: Sequence[Message], thinking: bool, call_ids: Sequence[str] = ()
     ) -> tuple[str, int]:
-        """A conversation in which `new` (tool results) and another turn's header follow a finished
-        turn, and where in it that turn ends. `call_ids`: of that turn's calls."""
+        """Return a conversation in which `new` (tool results) and another turn's header follow a
+        finished turn, and where in it that turn ends. `call_ids`: of that turn's calls."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
         if calls and call_ids and self.template.needs_ids:
             calls = tuple(replace(_CALL, id=each) for each in call_ids)
@@ -192,7 +192,7 @@ class Pieces:
         return after, len(after) - len(rest.text)
 
     def _before(self, said: Message, thinking: bool) -> str:
-        """A rendering that ends with a stand-in turn: each is needed again and again."""
+        """Return a rendering that ends with a stand-in turn: each is needed again and again."""
         key = (len(said.tool_calls), said.reasoning, thinking)
         if any(call.id for call in said.tool_calls):  # each is needed once
             return self.template.render([_USER, said], thinking=thinking)

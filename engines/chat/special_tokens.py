@@ -51,7 +51,7 @@ class TokenizedText:
         return at + begun
 
     def is_space(self, place: int) -> bool:
-        """Whether a token stands for white space alone, or for nothing."""
+        """Return whether a token stands for white space alone, or for nothing."""
         start, end = self._characters(place)
         return not self.text[start:end].strip()
 

@@ -73,7 +73,7 @@ class ChatTemplate:
 
     @property
     def needs_ids(self) -> bool:
-        """Whether it refuses calls without ids."""
+        """Return whether it refuses calls without ids."""
         return self._callers.has_ids
 
     @property
@@ -316,7 +316,7 @@ def _message(message: Message, callers: _Callers) -> dict[str, Any]:
 
 
 def message_row(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's API and rows of data have it."""
+    """Return a message as OpenAI's API and rows of data have it."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         row["reasoning_content"] = message.reasoning
@@ -329,7 +329,7 @@ def message_row(message: Message) -> dict[str, Any]:
 
 
 def tool_row(tool: Tool) -> dict[str, Any]:
-    """A tool as OpenAI's API and rows of data have it."""
+    """Return a tool as OpenAI's API and rows of data have it."""
     if tool.schema is not None:
         return {"type": "function", "function": tool.schema}
     return {

@@ -290,7 +290,7 @@ def summed(
 
 
 def _measured(items: Iterator[Any]) -> Iterator[Any]:
-    """What one filter makes as another asks for it."""
+    """Yield what one filter makes as another asks for it."""
     for count, item in enumerate(items, 1):
         step(1)
         require(count * ITEM)
@@ -298,7 +298,7 @@ def _measured(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def before_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a function or method may be given, if it may be called."""
+    """Return what a function or method may be given, if it may be called."""
     step(CALL_STEPS)
     method = getattr(method, "__wrapped__", method)  # the sandbox wraps `format`
     name, value = getattr(method, "__name__", ""), getattr(method, "__self__", None)
@@ -357,7 +357,8 @@ def _count(size: int) -> None:
 
 
 def shrunk(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a method of a text gives that makes nothing longer; NotImplemented for any other."""
+    """Return what a method of a text gives that makes nothing longer; NotImplemented for any
+    other."""
     if type(method) is not BuiltinMethodType or type(method.__self__) is not str:
         return NotImplemented
     if method.__name__ not in _SHRINKING or not kwargs.keys() <= _OF_JINJA:
@@ -383,7 +384,7 @@ def _look_from_now() -> None:
 
 
 def joined(pieces: Iterable[str]) -> str:
-    """What is rendered, while it is not too large."""
+    """Return what is rendered, while it is not too large."""
     kept: list[str] = []
     size = 0
     for piece in pieces:

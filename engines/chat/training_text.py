@@ -126,7 +126,7 @@ def _by_marks(
 
 
 def _joined(pieces: Pieces, blocks: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
-    """What a turn's marks enclose, and what follows."""
+    """Return what a turn's marks enclose, and what follows."""
     said, _, after = blocks[0]
     for more, _, follows in blocks[1:]:
         if after.strip():
@@ -177,7 +177,9 @@ def _by_prefix(
 
 
 def _thought_that_was_open(turn: Message, header: str, full: str, closed: str) -> str:
-    """A thought that the template drops, although its header opens one, as the model wrote it."""
+    """Return a thought that the template drops, although its header opens one, as the model wrote
+    it.
+    """
     is_open = closed != header and OPEN_THOUGHT.search(header) is not None
     if not turn.reasoning or not is_open or full[len(closed) :].lstrip().startswith(THINK):
         return ""
@@ -243,7 +245,7 @@ class PlainTexts:
         return TrainingText(prompt, list(zip(rest[::2], rest[1::2], strict=True)))
 
     def _names_any(self, messages: Sequence[Message]) -> bool:
-        """Whether a text holds what the template writes in another way."""
+        """Return whether a text holds what the template writes in another way."""
         inside, at_ends = self._changed
         return any(
             any(part in message.content for part in inside)
@@ -263,7 +265,7 @@ class PlainTexts:
         return inside, tuple(filter(None, found.at_ends))
 
     def _keeps(self, text: str) -> bool:
-        """Whether this text is written as it is."""
+        """Return whether this text is written as it is."""
         asked = [Message("user", "Zq0qZ"), Message("assistant", "Zq1qZ")] * 2
         try:
             made = [_filling(part) for part in _parts(self._cut(asked))]

@@ -225,7 +225,7 @@ class ChildProcesses:
 
 
 def _runs(pid: int) -> bool:
-    """Whether it does anything: one that nobody asked for its end still has a number."""
+    """Return whether it does anything: one that nobody asked for its end still has a number."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

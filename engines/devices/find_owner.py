@@ -137,7 +137,7 @@ def _end_if_hung(name: str) -> None:
 
 
 def _answers(owner: Any) -> bool:
-    """Whether it answers in time. Raises ray's ActorDiedError when it is over."""
+    """Return whether it answers in time. Raises ray's ActorDiedError when it is over."""
     import ray
     from ray.exceptions import ActorUnavailableError, GetTimeoutError
 

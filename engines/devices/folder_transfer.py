@@ -209,8 +209,9 @@ def _write_stand_in(path: Path, name: str, start: int, part: bytes) -> None:
 
 
 def upload_stand_in(path: Path, destination: Destination) -> list[FileRecord]:
-    """What stands in for it here, put into the store; it stays, as Ray does a task whose answer it
-    lost once more, and the second answer is the one that counts. Raises EngineError if it is gone.
+    """Return what stands in for it here, put into the store; it stays, as Ray does a task whose
+    answer it lost once more, and the second answer is the one that counts. Raises EngineError if it
+    is gone.
     """
     return destination.upload(_existing_stand_in(path))
 

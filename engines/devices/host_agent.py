@@ -34,8 +34,8 @@ class HostAgent:
     def start_actor(
         self, actor_class: type, environment: Mapping[str, str], host: Host | None = None
     ) -> Any:
-        """A process that answers calls, with these variables; returns before it is ready. Without
-        `host` on this one.
+        """Return a process that answers calls, with these variables; returns before it is ready.
+        Without `host` on this one.
 
         Ray counts no GPU for it: the agent holds all GPUs of its host, and says which one it uses.
         """

@@ -47,7 +47,7 @@ class Lease:
     """whether its GPUs were chosen for it, and do not follow from the names of its units"""
 
     def excludes(self, holder: str, gpus: frozenset[int], is_sole: bool) -> bool:
-        """Whether such a lease has to wait for the end of this one."""
+        """Return whether such a lease has to wait for the end of this one."""
         return (
             holder != self.holder and (self.is_sole or is_sole) and not gpus.isdisjoint(self.gpus)
         )
@@ -197,8 +197,8 @@ class StageLease:
         self.use = await self._ask("prepare", terms, timeout_s=timeout_s)
 
     async def is_healthy(self) -> bool:
-        """Whether every unit works, and none is being restarted. Then `use` says where they are
-        now: one may have moved to another host."""
+        """Return whether every unit works, and none is being restarted. Then `use` says where they
+        are now: one may have moved to another host."""
         use = await self._ask("use")
         self.use = self.use if use is None else use
         return use is not None

@@ -184,7 +184,9 @@ class DeviceOwner:
         self._pool(kind).book.renew(lease_id, self._settings.ttl_s, time.monotonic())
 
     async def use(self, kind: Kind, lease_id: str) -> Any | None:
-        """What the holder needs to use the units, as it is now; None unless every unit works."""
+        """Return what the holder needs to use the units, as it is now; None unless every unit
+        works.
+        """
         pool = self._pool(kind)
         return await pool.units.use(pool.book.check(lease_id, time.monotonic()))
 
@@ -249,7 +251,7 @@ class DeviceOwner:
             ) from None
 
     def _granted(self, pool: _Pool, requests: Sequence[Request]) -> _Granted | None:
-        """A lease for each request, with its terms; none of them if one has to wait."""
+        """Return a lease for each request, with its terms; none of them if one has to wait."""
         placed = pool.units.place(requests, self._taken(pool, requests[0].holder))
         if placed is None:
             return None

@@ -82,7 +82,7 @@ class SeparateDevices:
 
     @property
     def servers_lack_weights(self) -> bool:
-        """Whether they have to be published before anything is generated."""
+        """Return whether they have to be published before anything is generated."""
         return False
 
     def since_last(self) -> dict[str, float]:

@@ -57,11 +57,13 @@ class Folders(Protocol):
     def to_read(
         self, folder: Path, timeout_s: float
     ) -> AbstractAsyncContextManager[Path | SentFolder]:
-        """What to tell ranks that are to read all of it."""
+        """Return what to tell ranks that are to read all of it."""
         ...
 
     async def to_write(self, folder: Path, timeout_s: float) -> Path | SentFolder:
-        """What to tell ranks that are to write into it; it is empty so far. Raises EngineError."""
+        """Return what to tell ranks that are to write into it; it is empty so far. Raises
+        EngineError.
+        """
         ...
 
     async def collect(self, folder: Path, timeout_s: float) -> None:
@@ -70,7 +72,7 @@ class Folders(Protocol):
 
 
 def on_this_host(argument: Any) -> Any:
-    """An argument of a message, with the folders as this host has them."""
+    """Return an argument of a message, with the folders as this host has them."""
     if isinstance(argument, SentFolder):
         return argument.here()
     if isinstance(argument, Mapping):
@@ -139,8 +141,8 @@ class Held:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether one of which everything sleeps holds more than a fifth of its memory, and more
-        than 64 MiB."""
+        """Return whether one of which everything sleeps holds more than a fifth of its memory, and
+        more than 64 MiB."""
         return self.left > max(_SMALL_BYTES, _MOST_SHARE * (self.asleep + self.left))
 
 
@@ -205,8 +207,8 @@ class Units(Protocol):
         ...
 
     async def use(self, lease: Lease) -> Any | None:
-        """What `prepare` returned, as it is now: a unit may have moved. None unless every unit of
-        the lease works, as far as `repair` knows."""
+        """Return what `prepare` returned, as it is now: a unit may have moved. None unless every
+        unit of the lease works, as far as `repair` knows."""
         ...
 
     def close(self) -> None:
@@ -249,5 +251,5 @@ def first_server_device(index: int, tp: int, num_gpus: int) -> int:
 
 
 def _blocks(num_gpus: int, tp: int, *, is_gpu_cluster: bool) -> int:
-    """How many servers a host takes before the next host's turn."""
+    """Return how many servers a host takes before the next host's turn."""
     return max(num_gpus // tp, 1) if num_gpus or not is_gpu_cluster else 0

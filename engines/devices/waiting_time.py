@@ -79,7 +79,9 @@ class SilentWork:
         self._state = self._look()
 
     def has_moved(self) -> bool:
-        """Whether it worked since the last time that this was asked (or since the beginning)."""
+        """Return whether it worked since the last time that this was asked (or since the
+        beginning).
+        """
         (then, cpu, size), self._state = self._state, self._look()
         now, cpu_now, size_now = self._state
         return size_now > size or cpu_now - cpu > WORKING_CORES * (now - then)
@@ -152,7 +154,8 @@ async def answers(
 def translated(
     error: BaseException, what: str, rank: int, places: Sequence[ProcessAddress]
 ) -> TributaryError:
-    """What a Ray call raised as one of our errors: our own is unwrapped, others say where."""
+    """Return what a Ray call raised as one of our errors: our own is unwrapped, others say
+    where."""
     from ray.exceptions import OutOfMemoryError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else error

@@ -108,7 +108,8 @@ class Adapter(nn.Module):
                 self.modules_of_parts.append((name, size))
 
     def _first(self, weight: Tensor, module: str, seed: int) -> nn.Parameter:
-        """A as `peft` draws it, from a seed of the module's own: the same in every layout."""
+        """Return A as `peft` draws it, from a seed of the module's own: the same in every
+        layout."""
         ranks = self.sharing.ranks if self.by_inputs else 1
         inputs = weight.shape[1] * ranks
         digest = hashlib.sha256(f"{seed} {module}".encode()).digest()
@@ -120,8 +121,8 @@ class Adapter(nn.Module):
         return self._placed(torch.zeros(rows, self.rank), weight, 0)
 
     def _placed(self, value: Tensor, weight: Tensor, split_dim: int) -> nn.Parameter:
-        """A parameter that Megatron treats as what it is on these ranks: each one's own, or the
-        same on all of them, each with a part of its gradient, which are then summed."""
+        """Return a parameter that Megatron treats as what it is on these ranks: each one's own, or
+        the same on all of them, each with a part of its gradient, which are then summed."""
         parameter: Any = nn.Parameter(value.to(weight.device, weight.dtype).contiguous())
         is_shared = self.sharing.ranks > 1 and split_dim == int(self.by_inputs)
         is_alike = self.sharing.sums and not is_shared
@@ -132,7 +133,8 @@ class Adapter(nn.Module):
         return parameter
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What is added to the layer's outputs for its inputs, both as this rank has them."""
+        """Return what is added to the layer's outputs for its inputs, both as this rank has
+        them."""
         narrow = F.linear(inputs, torch.cat(list(self.a.values())))
         if self.sharing.moves:
             move = (
@@ -278,7 +280,7 @@ def add_adapters(
 
 
 def adapter_of(network: nn.Module, parameter: str) -> Adapter | None:
-    """What is added to this parameter; None for all but the weights of adapted layers."""
+    """Return what is added to this parameter; None for all but the weights of adapted layers."""
     module, _, name = parameter.rpartition(".")
     return getattr(network.get_submodule(module), "adapter", None) if name == "weight" else None  # pyrefly: ignore[bad-return]
 

@@ -56,7 +56,7 @@ def attend(
 
 
 def has_varlen(place: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether torch's kernel for sequences of several lengths takes such tensors."""
+    """Return whether torch's kernel for sequences of several lengths takes such tensors."""
     fits = head_size <= _LARGEST_HEAD and head_size % 8 == 0
     return place.type == "cuda" and dtype in _HALF and fits and _knows_grouped_heads()
 

@@ -44,7 +44,7 @@ _in_use = Kernels()
 
 
 def in_use() -> Kernels:
-    """What this process computes with; plain before the first `choose`."""
+    """Return what this process computes with; plain before the first `choose`."""
     return _in_use
 
 
@@ -114,8 +114,8 @@ def _torch_attention() -> None:
 
 
 def attention_apart() -> float:
-    """How far the attention of this device is from fp32, forward and backward, of the largest
-    value: for a small pack in bf16 on the GPU."""
+    """Return how far the attention of this device is from fp32, forward and backward, of the
+    largest value: for a small pack in bf16 on the GPU."""
     from engines.megatron import device
     from engines.megatron.attention import attend, by_block
     from engines.megatron.parallel import Layout

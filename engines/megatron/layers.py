@@ -252,7 +252,7 @@ class Routers:
             router.units_per_token = units / tokens
 
     def load(self, layout: Layout) -> dict[str, float]:
-        """How evenly experts were used since the last call; all ranks take part."""
+        """Return how evenly experts were used since the last call; all ranks take part."""
         if not self.num_experts:
             return {}
         sent_LE = torch.zeros(len(self.each), self.num_experts, device=device.device())

@@ -253,7 +253,7 @@ def _check_together(options: Mapping[str, Any], precision: str | None) -> None:
 
 
 def _check_router_terms(shape: ModelShape, options: Mapping[str, Any]) -> None:
-    """Whether there are routers that these options could teach."""
+    """Check whether there are routers that these options could teach."""
     for name in sorted(OF_ROUTERS & options.keys()):
         where, value = f"trainer.megatron.{name}", options[name]
         if value is None:
@@ -285,7 +285,7 @@ def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, An
 
 
 def _check_experts(shape: ModelShape, parallel: Parallel) -> None:
-    """Whether the ranks can share out the routed experts."""
+    """Check whether the ranks can share out the routed experts."""
     mixture, ep, etp = shape.mixture, parallel.ep, parallel.expert_tp
     if mixture is None:
         if ep > 1 or parallel.etp is not None:
@@ -320,7 +320,7 @@ def _check_experts(shape: ModelShape, parallel: Parallel) -> None:
 
 
 def _check_stages(layers: int, pp: int, options: Mapping[str, Any]) -> None:
-    """Whether every pipeline stage gets a layer or more."""
+    """Check whether every pipeline stage gets a layer or more."""
     uneven = [options[name] for name in STAGES if options.get(name) is not None]
     if not uneven:
         if layers % pp:

@@ -235,7 +235,9 @@ T = TypeVar("T")
 
 
 def filled(kind: type[T], options: Mapping[str, Any], **ours: Any) -> T:
-    """A `kind` with our fields, and those of the options that it has. InputError if it refuses."""
+    """Return a `kind` with our fields, and those of the options that it has. InputError if it
+    refuses.
+    """
     fields: Any = dataclasses.fields(kind)  # pyrefly: ignore[bad-argument-type]
     names = {field.name for field in fields}
     given = {name: value for name, value in options.items() if name in names}

@@ -52,7 +52,9 @@ class Layout:
 
     @property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's loss values count: its tensor-parallel peers have the same values."""
+        """Return whether this rank's loss values count: its tensor-parallel peers have the same
+        values.
+        """
         return self.is_last_stage and self.tp_rank == 0
 
     @property

@@ -135,5 +135,5 @@ class CriticSettings(Config):
         return self.optimizer or policy.model_copy(update={"lr": policy.lr * self.lr_ratio})
 
     def trainer_beside(self, policy: TrainerSettings) -> TrainerSettings:
-        """How the critic trains, given how the policy does."""
+        """Return how the critic trains, given how the policy does."""
         return self.trainer or policy

@@ -202,7 +202,7 @@ def tile_width(rows: int, vocab: int, place: str) -> int:
 
 
 def _tiles_in_gradient(rows: int, hidden: int, vocab: int, width: int) -> int:
-    """How many tiles' logits find room in the memory of the weight's gradient."""
+    """Return how many tiles' logits find room in the memory of the weight's gradient."""
     found = 0
     for start in range(0, vocab, width):
         last = max(rows, hidden) * start + rows * (min(start + width, vocab) - start)

@@ -49,12 +49,13 @@ class TrainerMemory:
 
     @property
     def state(self) -> int:
-        """What outlives a step."""
+        """Return what outlives a step."""
         return self.weights + self.gradients + self.optimizer + self.copies
 
     def host_bytes(self, *, sleeps: bool) -> int:
-        """What a rank on a GPU takes of its host's memory at most: a checkpoint's copy until it is
-        written, what is offloaded, and the place of what sleeps, which it keeps once it slept."""
+        """Return what a rank on a GPU takes of its host's memory at most: a checkpoint's copy until
+        it is written, what is offloaded, and the place of what sleeps, which it keeps once it
+        slept."""
         asleep = self.weights + self.optimizer + self.copies if sleeps else 0
         saved = self.weights + self.optimizer + self.offloaded
         return asleep + self.offloaded + self.offloaded_gradients + saved
@@ -191,7 +192,7 @@ def rank_weights(size: ModelSize, layout: Parallel, stage: int) -> RankWeights:
 
 
 def adapter_weights(size: ModelSize, needs: TrainerNeeds) -> RankWeights:
-    """A [rank, columns] and B [rows, rank] of all adapted matrices of a rank's layers."""
+    """Return A [rank, columns] and B [rows, rank] of all adapted matrices of a rank's layers."""
     if needs.lora is None:
         return RankWeights(0, 0)
     layout, targets = needs.layout, needs.lora.targets or size.linears.keys()
@@ -245,7 +246,7 @@ def _at_loss(size: ModelSize, needs: TrainerNeeds, stage: int) -> Iterator[float
 
 
 def _waiting(size: ModelSize, needs: TrainerNeeds) -> float:
-    """What a micro-batch keeps between its passes."""
+    """Return what a micro-batch keeps between its passes."""
     layers, again = layers_of(size, needs.layout), needs.recompute
     return again.untouched_layers(layers) * _layer(size, needs) + _inputs(size, needs)
 

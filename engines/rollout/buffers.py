@@ -80,7 +80,7 @@ class GroupBuffer:
         return taken
 
     def _next(self) -> list[Group]:
-        """What a step takes that no attempt took before."""
+        """Return what a step takes that no attempt took before."""
         return self._waiting[: self.groups_per_step]
 
     def has(self, ticket: int) -> bool:
@@ -108,12 +108,12 @@ class GroupBuffer:
         self._waiting = unpack_groups((folder / _FILE).read_bytes())
 
     def is_fresh(self, group: Group, updates: int = 0) -> bool:
-        """Whether it may still be trained on after that many more updates."""
+        """Return whether it may still be trained on after that many more updates."""
         trained_at = self._policy.version + updates
         return trained_at - _oldest(group, trained_at) <= self.max_staleness
 
     def versions(self) -> dict[int, int]:
-        """Those of the oldest tokens of what waits for its first step, by ticket."""
+        """Return the versions of the oldest tokens of what waits for its first step, by ticket."""
         return {group.ticket: _oldest(group, self._policy.version) for group in self._waiting}
 
 
@@ -144,7 +144,7 @@ class WaitingGroup:
 
 
 class TakeRule(Protocol):
-    """Its answers depend on what it is given alone: a resumed stage asks again."""
+    """A rule's answers depend on what it is given alone: a resumed stage asks again."""
 
     def take(self, waiting: Sequence[WaitingGroup], count: int, seed: int) -> Sequence[int]:
         """Tickets of the groups that the next step trains on: at most `count`, each once.
@@ -154,8 +154,8 @@ class TakeRule(Protocol):
         ...
 
     def keeps(self, taken: WaitingGroup) -> bool:
-        """Whether a group that was just taken (`times_taken` counts this step) may be taken again,
-        in a later step, while it is not too old."""
+        """Return whether a group that was just taken (`times_taken` counts this step) may be taken
+        again, in a later step, while it is not too old."""
         ...
 
 
@@ -175,7 +175,7 @@ def summary(group: Group, version: int, times_taken: int) -> WaitingGroup:
 
 
 def wrong_take(chosen: Sequence[int], waiting: Collection[int], count: int) -> str:
-    """What is wrong with the tickets that a rule gave; empty if nothing is."""
+    """Return what is wrong with the tickets that a rule gave; empty if nothing is."""
     if len(set(chosen)) < len(chosen):
         return f"gave a ticket twice: {chosen}"
     if len(chosen) > count:
@@ -189,8 +189,8 @@ _TAKEN_FILE = "taken.json"
 
 
 class ChoosingBuffer(GroupBuffer):
-    """Its length is what waits for its first step: groups that may come again replace no others, so
-    sampling goes on."""
+    """The buffer's length is what waits for its first step: groups that may come again replace no
+    others, so sampling goes on."""
 
     takes_oldest = False
 

@@ -62,7 +62,7 @@ class Evaluated:
 
 
 class Evaluator:
-    """Of one stage. One evaluation at a time."""
+    """The evaluator of one stage. One evaluation at a time."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Evaluator:
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation was begun and its result not taken."""
+        """Return whether an evaluation was begun and its result not taken."""
         return self._running is not None
 
     async def finish(self, is_stuck: Callable[[], bool] = lambda: False) -> Evaluated:
@@ -167,7 +167,7 @@ class Evaluator:
             roll.cancel()
 
     def _names(self) -> Iterator[str]:
-        """Of each problem's scores."""
+        """Return the names of each problem's scores."""
         for held_out in self._held_out:
             yield from [held_out.name] * len(held_out.problems)
 

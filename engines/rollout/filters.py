@@ -149,7 +149,7 @@ class ProcessFilter:
 
 
 def drop_of(answer: object) -> Drop | None:
-    """What `keep` answered, as a verdict."""
+    """Return what `keep` answered, as a verdict."""
     if isinstance(answer, bool | np.bool_):
         return None if answer else Drop("by_filter")
     counted = re.sub(r"\W+", "_", answer.lower()).strip("_") if isinstance(answer, str) else ""
@@ -224,7 +224,7 @@ def _group(
 def _sample(
     problem: Problem, index: int, branch: int, status: Status, outcome: float | None
 ) -> Sample:
-    """Of 3 prompt tokens and 2 to 5 that the policy wrote."""
+    """Return a sample of 3 prompt tokens and 2 to 5 that the policy wrote."""
     written = 2 + (index + branch) % 4
     return Sample(
         problem_id=problem.id,

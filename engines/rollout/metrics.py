@@ -37,7 +37,7 @@ def outcome(sample: Sample) -> float:
 
 
 def verdict(sample: Sample) -> float | None:
-    """Its outcome; None where no verdict was given, which is no outcome of 0."""
+    """Return its outcome; None where no verdict was given, which is no outcome of 0."""
     return None if sample.status in _UNJUDGED else outcome(sample)
 
 
@@ -139,7 +139,8 @@ def _answer_tokens(groups: Sequence[Group]) -> float:
 
 
 def _shares(name: str, by_age: Mapping[int, int]) -> dict[str, float]:
-    """Of what is trained on, by how many versions old it is; nothing where all of it is new."""
+    """Return the shares of what is trained on, by how many versions old it is; nothing where all of
+    it is new."""
     total = sum(by_age.values())
     shares = {f"{name}_{age}": count / total for age, count in sorted(by_age.items())}
     return shares if max(by_age, default=0) else {}
@@ -166,7 +167,7 @@ def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _disagreements(verdicts: Sequence[Sample]) -> dict[str, float]:
-    """How far the votes, or the models, of a reward were apart; of those that it judged."""
+    """Return how far the votes, or the models, of a reward were apart; of those that it judged."""
     found = defaultdict[str, list[float]](list)
     for sample in verdicts:
         for name, value in sample.rewards.items():
@@ -347,7 +348,7 @@ class StopRule:
             )
 
     def history(self) -> dict[str, list[float]]:
-        """What a resumed run needs: see `restore`."""
+        """Return what a resumed run needs: see `restore`."""
         return {"outcomes": list(self.outcomes), "entropies": list(self.entropies)}
 
     def restore(self, history: dict[str, Any]) -> None:
@@ -356,7 +357,7 @@ class StopRule:
 
 
 def way_out(failure: str) -> str:
-    """What a person can do about rollouts that fail for this reason."""
+    """Return what a person can do about rollouts that fail for this reason."""
     if FILLS_CONTEXT in failure:
         return "Leave such prompts out, or take a model with a longer context"
     if failure.startswith(UNWRITTEN):

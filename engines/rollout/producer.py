@@ -102,7 +102,8 @@ class Producer:
 
     @property
     def recovered_tokens(self) -> int:
-        """Of turns that an earlier attempt had taken, in rollouts that it had not finished."""
+        """Return the tokens of turns that an earlier attempt had taken, in rollouts that it had not
+        finished."""
         return self._turns.recovered_tokens if self._turns is not None else 0
 
     async def recover(self, first: int, takes: Collection[Take] = ()) -> None:
@@ -120,8 +121,8 @@ class Producer:
     async def roll(
         self, ticket: Ticket, pace: Pace | None = None, temperature: float | None = None
     ) -> Group:
-        """A ticket's rollouts, judged, and durable soon; at the present temperature, if not at
-        another one. Raises EngineError."""
+        """Return a ticket's rollouts, judged, and durable soon; at the present temperature, if not
+        at another one. Raises EngineError."""
         with span(TICKETS, f"ticket {ticket.number}", problem=ticket.problem.id):
             rollouts = await self._roller.roll_group(
                 ticket.domain,
@@ -151,7 +152,7 @@ class Producer:
     async def roll_and_filter(
         self, ticket: Ticket, pace: Pace | None = None, temperature: float | None = None
     ) -> tuple[Group, Drop | None]:
-        """A ticket's group, and why it may not be trained on. Raises EngineError."""
+        """Return a ticket's group, and why it may not be trained on. Raises EngineError."""
         group = await self.roll(ticket, pace, temperature)
         return group, await self.drop_of(group)
 
@@ -206,7 +207,7 @@ class Producer:
         await asyncio.gather(*[journal.flush() for journal in journals])
 
     def _known_of(self, ticket: Ticket) -> dict[str, Finished]:
-        """A ticket's rollouts that an earlier attempt finished, and that can be used."""
+        """Return a ticket's rollouts that an earlier attempt finished, and that can be used."""
         size = ticket.group_size or self.group_size
         ids = [f"{ticket.group_id}#{index}" for index in range(size)]
         found = {name: self._known[name] for name in ids if name in self._known}
@@ -230,7 +231,8 @@ class Producer:
         return now - staleness, max(now, self._repeated) if staleness else now
 
     def _turns_of(self, ticket: Ticket) -> TicketTurns | None:
-        """Those that an earlier attempt had from the engine, and where new ones are noted."""
+        """Return those that an earlier attempt had from the engine, and where new ones are
+        noted."""
         if self._turns is None:
             return None
 

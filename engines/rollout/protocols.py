@@ -101,11 +101,13 @@ class ChatFormat(Protocol):
         ...
 
     def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool | None:
-        """Whether these first tokens of a turn leave a thought open; None: one may still begin."""
+        """Return whether these first tokens of a turn leave a thought open; None: one may still
+        begin.
+        """
         ...
 
     def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
-        """What ends the thought that a turn's first tokens leave open."""
+        """Return what ends the thought that a turn's first tokens leave open."""
         ...
 
 
@@ -141,7 +143,7 @@ class GroupJudge(Protocol):
     """Never raises: a reward that raised is a judgement with `failed` set of each rollout."""
 
     async def judge(self, transcripts: Sequence[Transcript]) -> Sequence[Judgement]:
-        """What is added to the reward of each rollout of one problem."""
+        """Return what is added to the reward of each rollout of one problem."""
         ...
 
 

@@ -61,17 +61,17 @@ class PublishedPolicy:
 
     @property
     def version(self) -> int:
-        """Of the weights that the servers serve, or are being given."""
+        """Return the version of the weights that the servers serve, or are being given."""
         return self._version
 
     @property
     def is_changing(self) -> bool:
-        """Whether a lost server has to wait for its weights."""
+        """Return whether a lost server has to wait for its weights."""
         return self._weights.locked()
 
     @property
     def is_repairing(self) -> bool:
-        """Whether a server that was lost waits for its weights."""
+        """Return whether a server that was lost waits for its weights."""
         return self._repairing is not None and not self._repairing.done()
 
     @asynccontextmanager

@@ -68,7 +68,7 @@ class RollsGroups(Protocol):
 
     @property
     def window(self) -> Window:
-        """How many rollouts of sweeps keep its servers busy."""
+        """Return how many rollouts of sweeps keep its servers busy."""
         ...
 
     async def roll_group(
@@ -218,7 +218,7 @@ class Roller:
 
 
 def rollout_of(problem: Problem, found: Finished, text: str) -> Rollout:
-    """As it was when it was judged; `text`: what `written_text` gives."""
+    """Return it as it was when it was judged; `text`: what `written_text` gives."""
     first = found.samples[0]
     transcript = Transcript(
         problem=problem,
@@ -241,7 +241,9 @@ def written_text(chat: ChatFormat, found: Finished) -> str:
 async def _in_time(
     run: Coroutine[Any, Any, Any], sessions: SessionHost, limit: float | None
 ) -> Any:
-    """What a driver returns. Raises TimeoutError where it takes longer than that between turns."""
+    """Return what a driver returns. Raises TimeoutError where it takes longer than that between
+    turns.
+    """
     if limit is None:
         return await run
     limit_heeds_turns(sessions.busy)

@@ -138,7 +138,7 @@ class RoundSampler:
         self._restored = state["rolling"]
 
     def _is_short(self) -> bool:
-        """Whether too few groups wait, or one that is due does not."""
+        """Return whether too few groups wait, or one that is due does not."""
         if len(self.buffer) < self.producer.admission.groups_per_step:
             return True
         born = {number: rolling.version for number, rolling in self._rolling.items()}

@@ -47,8 +47,8 @@ class TicketResult:
 
 
 class DataSource(Protocol):
-    """Its picks depend on its options, the ticket's number, and what it was `told`: nothing else,
-    no clock and no random state of its own, so that a resumed stage has the same tickets."""
+    """A source's picks depend on its options, the ticket's number, and what it was `told`: nothing
+    else, no clock and no random state of its own, so that a resumed stage has the same tickets."""
 
     def pick(self, number: int) -> Pick:
         """The problem of ticket `number`, from 0. Asking changes nothing."""

@@ -60,8 +60,8 @@ class Admission:
     max_staleness: int = 0
 
     def in_turns(self, waiting: int, waves: int) -> int:
-        """How many may start, when `waiting` groups wait to be trained on and `waves` waves were
-        rolled since the last update."""
+        """Return how many may start, when `waiting` groups wait to be trained on and `waves` waves
+        were rolled since the last update."""
         return self._wave(waiting) if waves < self.waves else 0
 
     def beside_training(
@@ -74,9 +74,9 @@ class Admission:
         steps: int,
         is_training: bool = False,
     ) -> int:
-        """How many may start, when `rolling` tickets are under way, `drawn` were drawn since the
-        stage began, and `trained` of its `steps` steps are done. `is_training`: the groups of the
-        next step are taken already, so that what starts now is a version older at its turn."""
+        """Return how many may start, when `rolling` tickets are under way, `drawn` were drawn since
+        the stage began, and `trained` of its `steps` steps are done. `is_training`: the groups of
+        the next step are taken already, so that what starts now is a version older at its turn."""
         ahead = min(self.max_staleness + 1, steps - trained) - is_training
         if ahead < 1:
             return 0
@@ -91,8 +91,8 @@ class Admission:
     def in_rounds(
         self, *, waiting: int, rolling: int, unfinished: float, drawn: int, steps_left: int
     ) -> int:
-        """How many may start beside the `rolling` ones, of which some go on in later steps, when
-        `drawn` were since the last update: none that could not be trained on in time.
+        """Return how many may start beside the `rolling` ones, of which some go on in later steps,
+        when `drawn` were since the last update: none that could not be trained on in time.
         `unfinished`: groups' worth of rollouts, of those that roll; it keeps servers busy."""
         in_time = self.groups_per_step * min(self.max_staleness + 1, steps_left)
         more = math.ceil(self._wave(0) - waiting - unfinished)
@@ -100,9 +100,10 @@ class Admission:
         return max(0, min(most, self.waves * self._wave(0) - drawn))
 
     def due(self, versions: Sequence[int], now: int) -> int:
-        """How many of the oldest tickets the next step has to train on, as each step has places for
-        `groups_per_step`. `versions`: in the order of tickets, those of which all that wait or roll
-        began. Example: of Admission(2, max_staleness=1) at version 3, versions [2, 2, 3] -> 2"""
+        """Return how many of the oldest tickets the next step has to train on, as each step has
+        places for `groups_per_step`. `versions`: in the order of tickets, those of which all that
+        wait or roll began. Example: of Admission(2, max_staleness=1) at version 3, versions [2, 2,
+        3] -> 2"""
         steps_left = [version + self.max_staleness - now for version in versions]
         places = enumerate((self.groups_per_step * left for left in steps_left), 1)
         return max((count - later for count, later in places), default=0)
@@ -152,14 +153,16 @@ class TicketSource:
         return [made[number] for number in numbers]
 
     def again(self, number: int) -> Ticket:
-        """A ticket that was drawn before. Raises InputError."""
+        """Return a ticket that was drawn before. Raises InputError."""
         return self._in_a_row([number])[0]
 
     def tell(self, groups: Sequence[Group]) -> None:
         """What came of a wave of tickets, in their order: this order of domains learns nothing."""
 
     def state(self, first_open: int) -> dict[str, Any]:
-        """What a checkpoint holds of it; tickets below `first_open` are never asked for again."""
+        """Return what a checkpoint holds of it; tickets below `first_open` are never asked for
+        again.
+        """
         return {"next": self.next}
 
     def take_unsaved(self) -> Callable[[], None]:
@@ -272,7 +275,7 @@ class ChosenTickets(TicketSource):
             ) from error
 
     def _tickets(self, numbers: Sequence[int]) -> list[Ticket]:
-        """Of one domain and positions that follow each other."""
+        """Return the tickets of one domain and positions that follow each other."""
         name, position = self._picked[numbers[0]]
         domain, first = self._by_name[name], self._start + position
         problems = draw_problems(domain.curriculum, self._split, len(numbers), self._seed, first)
@@ -280,7 +283,7 @@ class ChosenTickets(TicketSource):
 
 
 def _runs(numbers: Sequence[int], picked: Mapping[int, tuple[str, int]]) -> Iterator[list[int]]:
-    """The same numbers in pieces whose problems can be drawn at once."""
+    """Yield the same numbers in pieces whose problems can be drawn at once."""
     run: list[int] = []
     for number in sorted(numbers, key=lambda n: (picked[n], n)):
         domain, position = picked[number]
@@ -293,7 +296,7 @@ def _runs(numbers: Sequence[int], picked: Mapping[int, tuple[str, int]]) -> Iter
 
 
 class ToldResults:
-    """Of one stage."""
+    """What one stage was told."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes

@@ -127,7 +127,7 @@ class Aborts:
     async def _asked(
         self, method: str, url: str, path: str, body: dict[str, str] | None = None
     ) -> bytes:
-        """What is answered; empty if nothing is, or a refusal."""
+        """Return what is answered; empty if nothing is, or a refusal."""
         timeout = aiohttp.ClientTimeout(total=_TELL_S)
         try:
             async with self._session().request(

@@ -138,7 +138,7 @@ def _shows_info(given: Given) -> bool:
 
 
 def _has_triton(given: Given) -> bool:
-    """Whether decoding may use it: with no backend written SGLang chooses by the GPU."""
+    """Return whether decoding may use it: with no backend written SGLang chooses by the GPU."""
     named = given.get("decode_attention_backend") or given.get("attention_backend")
     return named in (None, "triton")
 

@@ -82,7 +82,7 @@ class Fleet:
 
     @property
     def version(self) -> int:
-        """What `load` loaded last; publishing tensors does not change it."""
+        """Return what `load` loaded last; publishing tensors does not change it."""
         return self._terms.version
 
     @classmethod
@@ -157,7 +157,7 @@ class Fleet:
             await asyncio.sleep(_LOOK_S)
 
     async def versions(self) -> dict[str, str]:
-        """What each server says it serves; empty of one that does not answer."""
+        """Return what each server says it serves; empty of one that does not answer."""
         found = await asyncio.gather(
             *[asyncio.to_thread(_version, url) for url in self.server_urls]
         )

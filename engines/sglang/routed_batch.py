@@ -28,8 +28,9 @@ _BY_SEQUENCE = "is_answered_by_sequence"
 
 
 def names_of(request: str, count: int) -> list[str]:
-    """What the engine calls the sequences of a request of that name. None begins as another one
-    does: SGLang aborts whatever begins with a name. Example: ["3f_0"]; ["3f_00", ..., "3f_15"]"""
+    """Return what the engine calls the sequences of a request of that name. None begins as another
+    one does: SGLang aborts whatever begins with a name. Example: ["3f_0"]; ["3f_00", ..., "3f_15"]
+    """
     digits = len(str(count - 1))
     return [f"{request}_{number:0{digits}}" for number in range(count)]
 
@@ -130,7 +131,7 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def refused(stock: Any, manager: Any, out: Any, state: Any, is_stream: bool) -> Any:
-        """An answer like others: an exception would end the stream without a word."""
+        """Return an answer like others: an exception would end the stream without a word."""
         by_sequence = getattr(state.obj, _BY_SEQUENCE, False)
         return stock(manager, out, state, is_stream or by_sequence)
 

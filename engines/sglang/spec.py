@@ -108,5 +108,5 @@ class FleetSpec(Config):
         return bool(self.sglang.get(_SAYS_EXPERTS))
 
     def of_servers(self) -> dict[str, Any]:
-        """What its servers are started with, without what concerns their clients only."""
+        """Return what its servers are started with, without what concerns their clients only."""
         return self.model_dump(mode="json", exclude={"routing", "max_turns_per_server"})

@@ -240,7 +240,7 @@ def devices_needed(topology: Topology) -> int:
 
 
 def tasks_of(fleet: ServedFleet) -> Iterator[tuple[Task, int]]:
-    """What its servers do, and how many do it."""
+    """Yield what its servers do, and how many do it."""
     if fleet.disaggregated is None:
         yield "whole", fleet.servers
     else:

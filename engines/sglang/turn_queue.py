@@ -78,7 +78,8 @@ class TurnQueue:
         self._waiting.append(turn)
 
     def take(self) -> list[Batch]:
-        """What may be sent now, first come first served; `give_back` says when it is over."""
+        """Return what may be sent now, first come first served; `give_back` says when it is
+        over."""
         taken: list[AskedTurn] = []
         places = self._most_turns - self._under_way
         while self._waiting and len(taken) < places:
@@ -266,6 +267,6 @@ class Progress:
         return since + self.allowed_seconds(request) - self._clock()
 
     def allowed_seconds(self, request: SentRequest) -> float:
-        """How long its tokens may take, with the stall that an engine may have."""
+        """Return how long its tokens may take, with the stall that an engine may have."""
         rate = self._tokens_per_s / _SLOWDOWN or _ASSUMED_TOKENS_PER_S
         return self._stall_s + request.max_tokens / rate

@@ -52,7 +52,8 @@ class Weight(Protocol):
         ...
 
     def gives(self, index: int, to: int) -> bool:
-        """Whether the rank with shard `index` has one that the rank with shard `to` needs."""
+        """Return whether the rank with shard `index` has one that the rank with shard `to`
+        needs."""
         ...
 
     def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:
@@ -183,7 +184,7 @@ def _taken_together(weights: Sequence[Weight]) -> list[list[Weight]]:
 
 
 def taken_as(name: str) -> str:
-    """A name that is the same for tensors that servers must get in the same request."""
+    """Return a name that is the same for tensors that servers must get in the same request."""
     return _TAKEN_TOGETHER.sub(".", name)
 
 

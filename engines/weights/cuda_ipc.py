@@ -209,8 +209,8 @@ class Opened:
 
 
 def shared_on_device(flat: Tensor) -> Opening:
-    """What another process needs to open a CUDA tensor. Processes number their devices differently,
-    so the device is told by its name, as SGLang expects it."""
+    """Return what another process needs to open a CUDA tensor. Processes number their devices
+    differently, so the device is told by its name, as SGLang expects it."""
     from torch.multiprocessing import reductions
 
     opened_by, needed = reductions.reduce_tensor(flat)
@@ -218,7 +218,7 @@ def shared_on_device(flat: Tensor) -> Opening:
 
 
 def by_name(needed: tuple[Any, ...], device: str) -> tuple[Any, ...]:
-    """What torch needs to open a tensor, with the device's name in place of its number."""
+    """Return what torch needs to open a tensor, with the device's name in place of its number."""
     return (*needed[:_DEVICE], device, *needed[_DEVICE + 1 :])
 
 
@@ -229,7 +229,8 @@ def gpu_of(weights: TrainedWeights) -> str:
 
 
 def gpus_of(targets: Sequence[Target]) -> Gpus:
-    """What servers say of their ranks' GPUs; none of one that is not ours, or spans hosts."""
+    """Return what servers say of their ranks' GPUs; none of one that is not ours, or spans
+    hosts."""
     return {target.url: _gpus(target) for target in targets}
 
 

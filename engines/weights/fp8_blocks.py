@@ -40,7 +40,7 @@ _AT_ONCE = 1 << 24
 
 
 def is_matrix_of_fp8(name: str, size: Size) -> bool:
-    """Whether SGLang has a tensor as FP8: the layers' matrices, and no router."""
+    """Return whether SGLang has a tensor as FP8: the layers' matrices, and no router."""
     is_matrix = len(size) == 2 and name.startswith(f"{LAYERS}.") and name.endswith(".weight")
     return is_matrix and not name.endswith(_ROUTER)
 
@@ -89,7 +89,7 @@ def quantise(weight: Tensor, to: Tensor, scales: Tensor) -> None:
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix as FP8, and the scales of its blocks."""
+    """Return a matrix as FP8, and the scales of its blocks."""
     import torch
 
     to = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)

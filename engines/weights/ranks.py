@@ -42,12 +42,12 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this one tells servers when to pause and when to continue."""
+        """Return whether this one tells servers when to pause and when to continue."""
         return self.rank == 0
 
     @property
     def is_sender(self) -> bool:
-        """Whether this one sends its stage's weights."""
+        """Return whether this one sends its stage's weights."""
         return self.shard == 0 and self.replica == 0
 
     def settle(self, action: Callable[[], T] | None = None, within_s: float = WAIT_S) -> T | None:
@@ -68,7 +68,7 @@ class Ranks:
         return result
 
     def from_leader(self, action: Callable[[], T], within_s: float = WAIT_S) -> T:
-        """What `action` gives on the leader, on every rank. Raises as `settle` does."""
+        """Return what `action` gives on the leader, on every rank. Raises as `settle` does."""
         found = self.settle(action if self.is_leader else None, within_s)
         return cast("T", self.gather(found)[0])
 

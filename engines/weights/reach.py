@@ -22,7 +22,7 @@ _PROBE = ".reach-"
 
 
 def is_on_this_host(url: str) -> bool:
-    """Whether a server's address is one of this host's."""
+    """Return whether a server's address is one of this host's."""
     try:
         with socket.socket() as probe:
             probe.bind((urlsplit(url).hostname, 0))
@@ -40,16 +40,17 @@ def address_towards(url: str) -> str:
 
 
 def reaches_this_host(url: str) -> bool:
-    """Whether the server can connect to a port here. True of one that is none of ours: it is not
-    known. Raises EngineError if it does not answer."""
+    """Return whether the server can connect to a port here. True of one that is none of ours: it is
+    not known. Raises EngineError if it does not answer."""
     with listen(address_towards(url)) as listener:
         host, port = listener.getsockname()[:2]
         return _asked(url, {"host": host, "port": port}, unknown=True)
 
 
 def reads_folder(url: str, folder: str) -> bool:
-    """Whether the server sees what is written here to `folder`, a fsspec URL. False of one that is
-    none of ours. Raises EngineError if it does not answer, StorageError if this side cannot write.
+    """Return whether the server sees what is written here to `folder`, a fsspec URL. False of one
+    that is none of ours. Raises EngineError if it does not answer, StorageError if this side cannot
+    write.
     """
     store, probe = Store(folder), f"{_PROBE}{token_hex(4)}"
     store.write(probe, probe.encode())

@@ -77,7 +77,7 @@ class Transport(Protocol):
 
 
 def find_targets(urls: Sequence[str]) -> list[Target]:
-    """What these servers are and hold. Raises EngineError if one does not answer."""
+    """Return what these servers are and hold. Raises EngineError if one does not answer."""
     if not urls:
         raise EngineError("no server to publish to")
     with ThreadPoolExecutor(len(urls), thread_name_prefix="targets") as pool:

@@ -130,7 +130,8 @@ def checked_stream(
     send: Send,
     allocate: Callable[[int], Tensor],
 ) -> PublishReport:
-    """A push as `stream` does it; `allocate`: memory of the same kind that nothing else uses.
+    """Return a push as `stream` does it; `allocate`: memory of the same kind that nothing else
+    uses.
 
     Raises EngineError if a server holds other weights than it was sent.
     """

@@ -16,7 +16,8 @@ from rewards.math import Math
 
 
 class BestOfN:
-    """Of `answers` answers with at most `max_tokens` tokens each; of equal ones the first."""
+    """The best of `answers` answers with at most `max_tokens` tokens each; of equal ones the
+    first."""
 
     def __init__(self, answers: int = 4, max_tokens: int = 24) -> None:
         self.answers = answers
@@ -40,7 +41,8 @@ class BestOfN:
     async def _score(
         self, problem: Problem, sessions: SessionHost, session: TokenSession, turn: Turn
     ) -> float:
-        """As the rubric will judge it; an answer that was cut off or broken is the worst."""
+        """Score it as the rubric will judge it; an answer that was cut off or broken is the
+        worst."""
         if turn.said is None or turn.end is not None:
             return -1.0
         raw = sessions.chat.decode(session.response_ids)

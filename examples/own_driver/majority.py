@@ -14,7 +14,7 @@ from engines.types import Problem, Rollout, Status
 
 
 class Majority:
-    """Of `answers` answers with at most `max_tokens` tokens each."""
+    """The majority of `answers` answers with at most `max_tokens` tokens each."""
 
     def __init__(self, answers: int = 3, max_tokens: int = 24) -> None:
         self.answers = answers

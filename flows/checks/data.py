@@ -229,7 +229,7 @@ def renderer_of(base: BaseSettings, positions: int | None = None) -> Renderer | 
 
 
 def seen_before_cautions(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """A sentence for each source of conversations that holds what a domain holds out."""
+    """Yield a sentence for each source of conversations that holds what a domain holds out."""
     domains = [domain for domain in recipe.domains if domain.curriculum.name == "files"]
     if not domains:
         return
@@ -293,7 +293,9 @@ def _made_from(artifacts: ArtifactStore, kind: str, short: str) -> Iterator[Mani
 
 
 def _said(source: RowFiles, domain: Domain) -> str:
-    """How many of the domain's held-out questions the files ask, with the first; empty for none."""
+    """Return how many of the domain's held-out questions the files ask, with the first; empty for
+    none.
+    """
     from curricula.prompt_files.contamination import HeldOutWords
     from curricula.prompt_files.prompt_curriculum import Files
 
@@ -312,7 +314,7 @@ def _said(source: RowFiles, domain: Domain) -> str:
 
 
 def _questions(source: RowFiles) -> Iterator[tuple[str, str]]:
-    """What users say in the rows, with file and line; of large files as far as time goes."""
+    """Yield what users say in the rows, with file and line; of large files as far as time goes."""
     from infra.data_files.chunks import LocalFiles
     from infra.data_files.files import find_files
 

@@ -58,7 +58,7 @@ def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
 
 
 def folder_cautions(plan: list[PlannedStage]) -> Iterator[str]:
-    """What a folder holds that is not used, and folders that only their stage will see."""
+    """Yield what a folder holds that is not used, and folders that only their stage will see."""
     for where, folder in _served(plan):
         if isinstance(found := _served_report(folder), StorageError):
             yield f"{where}: its model is checked when its stage starts: {found}"
@@ -71,7 +71,7 @@ def folder_cautions(plan: list[PlannedStage]) -> Iterator[str]:
 
 
 def model_report(folder: str, template: str | None = None) -> ModelReport | None:
-    """What is known of a model folder; None for one that is out of reach."""
+    """Return what is known of a model folder; None for one that is out of reach."""
     report = _report(folder, template)
     return report if isinstance(report, ModelReport) else None
 
@@ -145,7 +145,9 @@ def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedSta
 
 
 def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that any layout divides, for a base out of reach: its options can still be wrong."""
+    """Return a model that any layout divides, for a base out of reach: its options can still be
+    wrong.
+    """
     uneven = [size for name in STAGES if isinstance(size := options.get(name), int)]
     return {
         "model_type": "qwen3",
@@ -196,8 +198,8 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
 
 
 def multiplies_half_numbers(description: Path) -> bool:
-    """Whether a processor, as Linux describes it, has instructions for numbers of 16 bits; also
-    true where nothing describes it."""
+    """Return whether a processor, as Linux describes it, has instructions for numbers of 16 bits;
+    also true where nothing describes it."""
     lines = description.read_text(errors="replace").splitlines() if description.exists() else []
     flags = {
         flag
@@ -264,7 +266,7 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
 
 
 def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
-    """What can run but hardly learns, or stops at its first step."""
+    """Yield what can run but hardly learns, or stops at its first step."""
     yield from (f"stage {stage.name}: {line}" for line in stage.spec.cautions())
     settings = stage.spec.policy
     if settings is None:
@@ -351,7 +353,7 @@ def _fits(where: str, optimizer: Optimizer, updates: int) -> Iterator[str]:
 
 
 def _decays(where: str, optimizer: Optimizer) -> Iterator[str]:
-    """Whether a shape of decay and the rate that it ends with say the same."""
+    """Yield whether a shape of decay and the rate that it ends with say the same."""
     ratio, shape = optimizer.min_lr_ratio, optimizer.decay
     if shape == "constant" and ratio != 1:
         yield (

@@ -26,8 +26,8 @@ _OURS = PACKAGES | {"tests"}
 
 
 def own_files(recipe: Recipe) -> InstalledFiles:
-    """A recipe's own files, importable in this process from now on. Every command that takes a
-    recipe and calls a part of it begins so. Raises InputError."""
+    """Return a recipe's own files, importable in this process from now on. Every command that takes
+    a recipe and calls a part of it begins so. Raises InputError."""
     return install_hooks(read_hooks(recipe.hooks, recipe.data))
 
 

@@ -48,7 +48,7 @@ from tasks.stage import StageSpec
 
 
 def idle_settings(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """A sentence for each setting that nothing reads, as `field: why; what to do`."""
+    """Yield a sentence for each setting that nothing reads, as `field: why; what to do`."""
     for stage in plan:
         yield from _of_stage(recipe, stage)
     for key, expert in recipe.experts.items():
@@ -65,7 +65,7 @@ def idle_settings(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
 
 
 def _is_written(settings: BaseModel, field: str) -> bool:
-    """Whether it differs from its default: a form and a recipe on record write that, too."""
+    """Return whether it differs from its default: a form and a recipe on record write that, too."""
     named = type(settings).model_fields[field]
     return getattr(settings, field) != named.get_default(call_default_factory=True)
 
@@ -172,7 +172,7 @@ def _of_path(where: str, path: Sequence[PathStage], plan: Sequence[PlannedStage]
 def _draws(
     where: str, path: Sequence[PathStage], first: int, planned: dict[str, PlannedStage]
 ) -> bool:
-    """Whether a stage from `first` on draws problems, before the options change again."""
+    """Return whether a stage from `first` on draws problems, before the options change again."""
     for index in range(first, len(path)):
         if index > first and path[index].curriculum_options:
             return False

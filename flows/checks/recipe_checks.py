@@ -110,8 +110,8 @@ def _served(student: BaseSettings, stage: PlannedStage) -> Iterator[str]:
 
 
 def _other_shape(*configs: Mapping[str, Any] | None) -> str:
-    """How student's and teacher's architectures differ; empty if they do not, or if a folder is out
-    of reach."""
+    """Return how student's and teacher's architectures differ; empty if they do not, or if a folder
+    is out of reach."""
     try:
         shapes = [model_shape(config) for config in configs if config is not None]
     except InputError:  # said of the folder itself
@@ -175,7 +175,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
 
 
 def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """What can run and will hardly do what it was meant for."""
+    """Yield what can run and will hardly do what it was meant for."""
     from flows.checks.engines import algorithm_cautions, processor_cautions
 
     yield from store_cautions(recipe)
@@ -194,8 +194,8 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
 
 def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """What was decided where the recipe leaves a choice: whether the base thinks, by domain, and
-    what a resumed run promises."""
+    """Yield what was decided where the recipe leaves a choice: whether the base thinks, by domain,
+    and what a resumed run promises."""
     yield from determinism_notes(recipe)
     yield from size_notes(recipe, plan)
     yield from findings_of(request_of(recipe, plan)).notes
@@ -333,8 +333,9 @@ def length_problems(plan: Sequence[PlannedStage]) -> Iterator[str]:
 
 
 def packing_notes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """How full sequences are, what is cut or left out, and how often each source is gone through;
-    nothing for files or a base elsewhere, and for a base whose tokenizer is not made yet."""
+    """Yield how full sequences are, what is cut or left out, and how often each source is gone
+    through; nothing for files or a base elsewhere, and for a base whose tokenizer is not made yet.
+    """
     renderer = renderer_of(recipe.base) if recipe.base.random is None else None
     for stage in plan:
         spec = stage.spec

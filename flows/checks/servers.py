@@ -164,7 +164,9 @@ def _no_role(name: str, roles: list[str]) -> str:
 
 
 def replay_problems(stage: PlannedStage) -> Iterator[str]:
-    """Whether what the servers chose can reach the updates: experts, and the tokens they kept."""
+    """Yield whether what the servers chose can reach the updates: experts, and the tokens they
+    kept.
+    """
     policy = stage.spec.policy
     if policy is None:
         return
@@ -199,7 +201,7 @@ def _keep_problems(where: str, keep: Keep, fleet: FleetSpec) -> Iterator[str]:
 
 
 def fp8_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
-    """Whether servers can have the stage's model in FP8, and its algorithm bears that."""
+    """Yield whether servers can have the stage's model in FP8, and its algorithm bears that."""
     fleet, trainer, policy = stage.spec.fleet, stage.spec.trainer, stage.spec.policy
     if fleet is None or fleet.quantization is None:
         return
@@ -221,7 +223,7 @@ def fp8_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
 
 
 def _bears_rounding(algorithm: Algorithm) -> bool:
-    """Whether it weighs tokens by the engine's probabilities, or compares none with them."""
+    """Return whether it weighs tokens by the engine's probabilities, or compares none with them."""
     weighs = algorithm.compares_engines or isinstance(algorithm.loss, DisLoss | DivergenceLoss)
     return weighs or algorithm.compares_pairs
 
@@ -230,7 +232,7 @@ _FP8_GATE = 0.1
 
 
 def fp8_cautions(stage: PlannedStage) -> Iterator[str]:
-    """A gate that FP8 would not pass."""
+    """Yield a gate that FP8 would not pass."""
     policy = stage.spec.policy
     if policy is None or policy.fleet.quantization is None:
         return
@@ -294,7 +296,7 @@ def determinism_notes(recipe: Recipe) -> Iterator[str]:
 
 
 def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """A line for each reason why a stage that was killed may not end bit-identical.
+    """Yield a line for each reason why a stage that was killed may not end bit-identical.
 
     The promise is for stages that run where there is no GPU: no kernel of one was measured.
     """

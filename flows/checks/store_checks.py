@@ -51,7 +51,7 @@ _PREFIX = "TRIBUTARY_"
 
 
 def store_problems(recipe: Recipe) -> Iterator[str]:
-    """An unknown kind of store, and a place where nobody can make a folder."""
+    """Yield an unknown kind of store, and a place where nobody can make a folder."""
     protocol, _ = _parts(recipe)
     known = fsspec.available_protocols()
     if protocol not in known:
@@ -70,8 +70,8 @@ def store_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def store_cautions(recipe: Recipe) -> Iterator[str]:
-    """A folder of this machine that can be looked at and not written: a run of this user would fail
-    in it."""
+    """Yield a folder of this machine that can be looked at and not written: a run of this user
+    would fail in it."""
     fault = _fault(recipe)
     if fault is not None and fault.errno not in _IMPOSSIBLE:
         yield _told(recipe, fault)

@@ -55,7 +55,7 @@ class CommandConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """What every print ends in, for text that was made otherwise than from a `str`."""
+        """Yield what every print ends in, for text that was made otherwise than from a `str`."""
         for piece in super().render(renderable, options):
             yield piece if piece.control else piece._replace(text=shown(piece.text))
 
@@ -181,7 +181,7 @@ Open = Annotated[bool, Parameter(name="--open", negative=(), help="Open the page
 
 
 def examples(*lines: str) -> str:
-    """What stands below a command's options."""
+    """Return what stands below a command's options."""
     return "\n".join(["Examples:", *(f"  tributary {line}" for line in lines)])
 
 

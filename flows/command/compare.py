@@ -150,8 +150,8 @@ def _scored(record: RunRecord) -> ScoredRun:
 def _settings(
     record: RunRecord, stage: StageRecord | None
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """A stage's settings and the models that it scored, as its artifact has them; empty without
-    one."""
+    """Return a stage's settings and the models that it scored, as its artifact has them; empty
+    without one."""
     artifacts = ArtifactStore(record.store)
     manifest = artifacts.manifest(stage.kind, stage.digest) if stage else None
     return (manifest.identity, dict(manifest.inputs)) if manifest else ({}, {})
@@ -232,7 +232,7 @@ def _value(setting: Setting, side: Any) -> str:
 
 
 def _stages(found: Diff) -> Iterator[str]:
-    """A line a stage, and one for each further reason."""
+    """Yield a line a stage, and one for each further reason."""
     again = [fate.stage for fate in found.stages if fate.state in ("again", "new")]
     said = f"{len(again)} of B's stages run" if again else "no stage runs"
     yield f"Given what A has made, {said}:"

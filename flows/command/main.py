@@ -311,7 +311,7 @@ def _require_folder() -> None:
 
 
 def _of_disk(error: Exception) -> str:
-    """What is wrong with the disk, if that is the cause; else empty."""
+    """Return what is wrong with the disk, if that is the cause; else empty."""
     if not isinstance(error, OSError) or error.errno not in _DISK:
         return ""
     return f"error: {error.filename or 'the disk'}: {error.strerror}; {_DISK[error.errno]}"
@@ -333,7 +333,7 @@ def _dump_no_memory() -> None:
 
 
 def _of_usage(error: CycloptsError) -> str:
-    """What is wrong with the words of a command, and where it says what it takes."""
+    """Return what is wrong with the words of a command, and where it says what it takes."""
     command = " ".join(["tributary", *(error.command_chain or ())])
     if isinstance(error, UnusedCliTokensError):
         said = f"`{command}` takes no further words: {shlex.join(error.unused_tokens or ())}"
@@ -353,8 +353,8 @@ def _of_usage(error: CycloptsError) -> str:
 
 
 def _of_option(error: UnknownOptionError) -> str:
-    """What to write in place of an option that the command has not: a field of its recipe, an
-    option that is called nearly so, or another command, which has it."""
+    """Return what to write in place of an option that the command has not: a field of its recipe,
+    an option that is called nearly so, or another command, which has it."""
     from flows.recipe import Recipe
 
     option = (error.token.keyword or error.token.value).partition("=")[0]

@@ -186,7 +186,7 @@ def write_starter(folder: str, console: CommandConsole) -> int:
 
 
 def _pytest() -> str:
-    """As it can be typed in this shell: with its path, if only the command is on PATH."""
+    """Return it as it can be typed in this shell: with its path, if only the command is on PATH."""
     found, ours = shutil.which("pytest"), Path(sys.executable).with_name("pytest")
     return "pytest" if found and Path(found).samefile(ours) else str(ours)
 

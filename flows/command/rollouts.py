@@ -75,7 +75,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def is_of(expert: str, name: str) -> bool:
-    """Whether a stage, or a version of a model, is this expert's, by its name."""
+    """Return whether a stage, or a version of a model, is this expert's, by its name."""
     return name == expert or name.startswith(f"{expert}-")
 
 

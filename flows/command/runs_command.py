@@ -109,7 +109,7 @@ def _refused(refused: RefusedRun) -> ListedRun:
 
 
 def _damaged(run: str, fault: str) -> ListedRun:
-    """A run of which this home's entry cannot be read."""
+    """Return a run of which this home's entry cannot be read."""
     return ListedRun(run=run, recipe="", state="damaged", created=0.0, seconds=0.0, fault=fault)
 
 
@@ -179,7 +179,7 @@ def _stage(record: RunRecord, wanted: str) -> StageRecord:
 
 
 def _is_live(record: RunRecord, stage: StageRecord) -> bool:
-    """Whether this job of the stage may still write."""
+    """Return whether this job of the stage may still write."""
     now = record.stage(stage.name)
     is_same = now is not None and now.job == stage.job and now.state in LIVE
     return is_same and is_running(record.run)

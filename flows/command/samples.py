@@ -195,7 +195,7 @@ def _distilled(row: DistilledRow) -> ShownSample:
 
 
 def _text(message: Message) -> str:
-    """A turn as it was parsed: its tokens are in another model's format."""
+    """Return a turn as it was parsed: its tokens are in another model's format."""
     thought = f"<think>{message.reasoning}</think>" if message.reasoning else ""
     calls = "".join(f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls)
     return f"{thought}{message.content}{calls}\n"

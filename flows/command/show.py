@@ -70,7 +70,7 @@ def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
 
 
 def kept_table(kept: Sequence[KeptBytes]) -> Table:
-    """What stages will take of the store and of MLflow, at most."""
+    """Return what stages will take of the store and of MLflow, at most."""
     table = Table(
         "stage", "checkpoints, until it is done", "model", "rollouts", "curves in MLflow",
         title="room that is needed, at most",
@@ -187,7 +187,7 @@ def _checked(recipe: Recipe, plan: list[PlannedStage]) -> _Checked:
 
 
 def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str:
-    """What a run would do, in one sentence."""
+    """Return what a run would do, in one sentence."""
     if not checked.why:
         return (
             f"{recipe.name}: {len(plan)} stages; which would run is not known: {checked.unreached}"

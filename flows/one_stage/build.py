@@ -147,7 +147,7 @@ def _data(asked: OneStage) -> dict[str, Any]:
 
 
 def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
-    """How many to evaluate, where files hold out fewer than usual."""
+    """Return how many to evaluate, where files hold out fewer than usual."""
     if "problems" in asked.scores or asked.kind == "distill":
         return {}
     usual = EvaluateSettings.model_fields["problems"].default
@@ -156,8 +156,8 @@ def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompts(asked: OneStage, domain: Mapping[str, Any] | None, split: Split) -> int:
-    """How many rows of the user's own prompts, or of a library's task, are in the split and fit
-    into the model's context; 0 for another curriculum.
+    """Return how many rows of the user's own prompts, or of a library's task, are in the split and
+    fit into the model's context; 0 for another curriculum.
 
     Raises InputError, also for too many bad rows: nothing was started."""
     if domain is None or domain["curriculum"]["name"] not in OF_ROWS:
@@ -189,8 +189,8 @@ def _on_path(hooks: Sequence[str]) -> Generator[None]:
 
 
 def _learned(asked: OneStage) -> float:
-    """What of the files is learned, as a batch counts it: rows, or comparisons. Raises InputError
-    for files that are not there or hold no row."""
+    """Return what of the files is learned, as a batch counts it: rows, or comparisons. Raises
+    InputError for files that are not there or hold no row."""
     with tempfile.TemporaryDirectory(prefix="tributary-rows-") as scratch:
         files = LocalFiles(find_files(asked.data), Path(scratch))
         if not files.num_rows:
@@ -246,7 +246,7 @@ def _written(
 
 
 def _steps_of_rows(asked: OneStage, recipe: Recipe) -> float:
-    """How many the files alone ask for; inf where somebody chose their number."""
+    """Return how many the files alone ask for; inf where somebody chose their number."""
     if not asked.data or asked.epochs is not None or "steps" in asked.settings:
         return inf
     stages = [stage for expert in recipe.experts.values() for stage in expert.path]

@@ -139,7 +139,7 @@ def _budget(asked: OneStage, usual: int) -> int:
 
 
 def _wording(asked: OneStage) -> dict[str, str]:
-    """What is said beside the rows' own prompts, as a source of a recipe has it."""
+    """Return what is said beside the rows' own prompts, as a source of a recipe has it."""
     return {
         "reference_pattern": asked.pattern, "system": asked.system,
         "instruction": asked.instruction,
@@ -174,7 +174,9 @@ def _check_files(asked: OneStage) -> None:
 
 
 def _of_library(asked: OneStage, library: str, task: str) -> tuple[dict[str, Any], list[str]]:
-    """A task of verifiers or Inspect, which may be in a file: it rolls out and scores by itself."""
+    """Return a task of verifiers or Inspect, which may be in a file: it rolls out and scores by
+    itself.
+    """
     name, hooks = _part("--domain", task)
     if task.endswith(".py"):
         name, hooks = _part("--domain", f"{task}:")
@@ -189,7 +191,7 @@ def _of_library(asked: OneStage, library: str, task: str) -> tuple[dict[str, Any
 
 
 def expert_name(asked: OneStage) -> str:
-    """What the stages are called by: the domain, or the first file."""
+    """Return what the stages are called by: the domain, or the first file."""
     if asked.domain:
         spoken = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", asked.domain.rpartition(":")[2])
     else:

@@ -137,15 +137,15 @@ def form_of(head: RunHead) -> dict[str, Any]:
 
 
 def called(form: Mapping[str, Any]) -> str:
-    """What to call a run that never was on record: its name, else its recipe's."""
+    """Return what to call a run that never was on record: its name, else its recipe's."""
     recipe = form["recipe"]
     has_name = isinstance(recipe, str) and is_name(recipe)
     return str(form["name"] or (recipe if has_name else "own recipe"))
 
 
 def asked_by_command(recipe: str, changes: Sequence[str], name: str) -> dict[str, Any]:
-    """What a form would say for a command's recipe; nothing for one that has no name there, and
-    for changes that name files as seen from here."""
+    """Return what a form would say for a command's recipe; nothing for one that has no name there,
+    and for changes that name files as seen from here."""
     if recipe not in recipe_names() or Path(recipe).expanduser().is_file():
         return {}
     if changes and read_recipe(recipe, changes)[1].names_a_place_here:
@@ -238,7 +238,7 @@ _CHOICES = {
 
 
 def stages_of(written: str | Mapping[str, Any]) -> ChosenStages:
-    """Which stages a run does. Raises InputError that names the line."""
+    """Return which stages a run does. Raises InputError that names the line."""
     fields: dict[str, Any] = dict(written) if isinstance(written, Mapping) else {}
     for line in parse_lines(written) if isinstance(written, str) else ():
         choice, equals, value = (part.strip() for part in line.partition("="))

@@ -49,7 +49,7 @@ def notify_at(api: PrefectApi, url: str) -> None:
 
 
 def stop_notifying(api: PrefectApi) -> bool:
-    """Whether there was something to stop."""
+    """Return whether there was something to stop."""
     found = _automations(api)
     for one in found:
         api.call("DELETE", f"/automations/{one['id']}")

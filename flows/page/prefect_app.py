@@ -70,8 +70,8 @@ class RayPage:
 
 
 def _is_of_another_page(scope: Message) -> bool:
-    """Whether a link of a foreign page led here: some data of Ray's come from a profiler, which is
-    attached to a process to get them."""
+    """Return whether a link of a foreign page led here: some data of Ray's come from a profiler,
+    which is attached to a process to get them."""
     sites = [value for name, value in scope["headers"] if name == b"sec-fetch-site"]
     return not all(site in (b"none", b"same-origin") for site in sites)
 

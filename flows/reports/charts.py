@@ -136,8 +136,9 @@ def _outcomes(curve: Curve, by_mode: Mapping[str, Points]) -> Chart:
 
 
 def _overoptimisation(curve: Curve) -> list[Chart]:
-    """What reward models did to the true score: it, and what they give, by the distance from the
-    stage's start, whose root Gao et al. draw (arXiv 2210.10760); of RL, and of the best of n."""
+    """Return what reward models did to the true score: it, and what they give, by the distance from
+    the stage's start, whose root Gao et al. draw (arXiv 2210.10760); of RL, and of the best of n.
+    """
     true, given = list[Chart](), list[Chart]()
     for domain, points in curve.held_out.items():
         of_rl = [

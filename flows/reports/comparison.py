@@ -45,14 +45,14 @@ class Spread(Found):
 
     @property
     def standard_errors(self) -> float | None:
-        """How many standard errors of the mean it lies from 0; None of a single run, and where all
-        runs are equal: they say nothing of the error."""
+        """Return how many standard errors of the mean it lies from 0; None of a single run, and
+        where all runs are equal: they say nothing of the error."""
         error = self.deviation / math.sqrt(len(self.values))
         return self.mean / error if error else None
 
     @property
     def is_equal(self) -> bool:
-        """Whether several runs gave the same number."""
+        """Return whether several runs gave the same number."""
         return len(self.values) > 1 and len(set(self.values)) == 1
 
 
@@ -155,7 +155,7 @@ def recipe_differences(heads: Sequence[RunHead]) -> dict[str, list[str]]:
 
 
 def _compared(head: RunHead) -> dict[str, Any]:
-    """What must be equal: not what a run is called, where it runs and what it keeps."""
+    """Return what must be equal: not what a run is called, where it runs and what it keeps."""
     recipe = {key: value for key, value in head.recipe.items() if key not in _MAY_DIFFER}
     return {"flow": head.flow, "arguments": head.arguments, **recipe}
 

@@ -71,7 +71,7 @@ class Comparison:
         return sha256(about.encode(errors="backslashreplace")).hexdigest()[:16]
 
     def shown(self) -> dict[str, Any]:
-        """What the page gets to know."""
+        """Return what the page gets to know."""
         return {
             "id": self.id,
             "prompt": [message_row(message) for message in self.problem.messages],
@@ -80,7 +80,7 @@ class Comparison:
         }
 
     def row(self, choice: Choice, by: str) -> dict[str, Any]:
-        """What is written down."""
+        """Return what is written down."""
         said = {"id": self.id, "by": by, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         if choice == "skip":
             return {"skipped": said}

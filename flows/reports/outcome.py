@@ -326,8 +326,8 @@ def _difference(found: Paired) -> str:
 def _lead(
     second: str, first: str, domains: Sequence[str], outcomes: ProblemOutcomes
 ) -> Paired | None:
-    """How much `first` is better, on what both have a verdict; None unless both answered the same
-    problems of all domains."""
+    """Return how much `first` is better, on what both have a verdict; None unless both answered the
+    same problems of all domains."""
     theirs = [outcomes.get((second, domain), []) for domain in domains]
     ours = [outcomes.get((first, domain), []) for domain in domains]
     if list(map(len, ours)) != list(map(len, theirs)):
@@ -341,7 +341,7 @@ def _lead(
 def _is_sure(
     first: str, others: Sequence[str], domains: Sequence[str], outcomes: ProblemOutcomes
 ) -> bool:
-    """Whether it leads each of the others by more than chance, all tests counted (Holm)."""
+    """Return whether it leads each of the others by more than chance, all tests counted (Holm)."""
     leads = [_lead(other, first, domains, outcomes) for other in others]
     known = [lead for lead in leads if lead is not None]
     return len(known) == len(leads) and all(p < SURE for p in holm([lead.p for lead in known]))

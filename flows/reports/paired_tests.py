@@ -252,7 +252,7 @@ def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
 
 
 def _artifact(model: str) -> str:
-    """What the evaluation's input is called: a model is scored with and without thinking."""
+    """Return what the evaluation's input is called: a model is scored with and without thinking."""
     return model.removesuffix(NOTHINK)
 
 
@@ -294,7 +294,7 @@ def _task_cells(
 
 
 def _asked(run: ScoredRun) -> Any:
-    """What decides which documents a task has and how they are asked."""
+    """Return what decides which documents a task has and how they are asked."""
     settings = run.task_identity.get("settings", {})
     asked = {name: value for name, value in settings.items() if name not in ("tasks", "fleet")}
     return run.task_identity.get("version"), asked
@@ -323,7 +323,7 @@ def _score(first: Mapping[str, Any], second: Mapping[str, Any]) -> PairedScore:
 
 
 def _problems(run: ScoredRun, domain: str) -> Any:
-    """What decides which problems a domain's are; None where it is not known."""
+    """Return what decides which problems a domain's are; None where it is not known."""
     domains = {d["name"]: d for d in run.identity.get("domains", [])}
     if domain not in domains:
         return None

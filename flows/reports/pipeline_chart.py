@@ -128,7 +128,7 @@ def _shown_inputs(stage: RiverStage, stages: Sequence[RiverStage]) -> list[str]:
 
 
 def _flows(stages: Sequence[RiverStage]) -> Mapping[str, int]:
-    """How many experts' work is in each stage: a river widens with its tributaries."""
+    """Return how many experts' work is in each stage: a river widens with its tributaries."""
     upstream: dict[str, set[str]] = {}
     for stage in stages:
         found = {stage.expert} - {""}
@@ -168,7 +168,7 @@ def _edge(
 def _is_blocked(
     source: tuple[int, float], target: tuple[int, float], places: Mapping[str, tuple[int, float]]
 ) -> bool:
-    """Whether a stage stands on the straight way."""
+    """Return whether a stage stands on the straight way."""
     return any(
         source[0] < column < target[0] and (lane in (source[1], target[1]))
         for column, lane in places.values()

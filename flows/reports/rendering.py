@@ -26,7 +26,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **values: Any) -> str:
-    """A page; `values` are what its template names."""
+    """Return a page; `values` are what its template names."""
     return _environment().get_template(template).render(**values)
 
 
@@ -75,7 +75,9 @@ def unbroken(text: str) -> str:
 
 
 def _source(name: str) -> Markup:
-    """What a page's policy calls an inlined script: a browser runs none that is not named so."""
+    """Return what a page's policy calls an inlined script: a browser runs none that is not named
+    so.
+    """
     from markupsafe import Markup
 
     digest = hashlib.sha256((_TEMPLATES / name).read_bytes()).digest()
@@ -93,7 +95,7 @@ def data_block(value: Any) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """A value of JSON in which no text steers what stands beside it."""
+    """Return a value of JSON in which no text steers what stands beside it."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, list):
@@ -104,7 +106,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _finished(value: Any) -> Any:
-    """What a template writes: no mark of direction in a name turns the scores behind it."""
+    """Return what a template writes: no mark of direction in a name turns the scores behind it."""
     from markupsafe import Markup
 
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -182,7 +182,7 @@ def read_task_scores(record: RunRecord) -> dict[str, Any]:
 
 
 def read_file(record: RunRecord, stage: StageRecord | None, name: str) -> bytes | None:
-    """A small file of a stage's artifact; None while there is none."""
+    """Return a small file of a stage's artifact; None while there is none."""
     if stage is None or not stage.artifact:
         return None
     return ArtifactStore(record.store).read(stage.kind, stage.digest, name)
@@ -311,13 +311,13 @@ def stage_table(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(report: Report, recipe: Recipe) -> list[str]:
-    """What a reader must know to read the scores honestly, and what training changed."""
+    """Return what a reader must know to read the scores honestly, and what training changed."""
     gains = [_gain(name, gain) for name, gain in report.gains.items()]
     return [*context_notes(report, recipe), *(gains if report.scores else [])]
 
 
 def context_notes(report: Report, recipe: Recipe) -> list[str]:
-    """What a reader must know to read the scores honestly."""
+    """Return what a reader must know to read the scores honestly."""
     said = [
         "A score is the mean outcome of the domain's verifier on held-out problems, sampled at "
         "temperature 1. Other terms of the training reward, such as repetition or length, are "
@@ -352,7 +352,9 @@ def context_notes(report: Report, recipe: Recipe) -> list[str]:
 
 
 def _on_its_way(model: str, report: Report) -> list[str]:
-    """What each stage of a longer path did, e.g. `agent-sft 0.84, agent-rl 0.86, agent 0.90`."""
+    """Return what each stage of a longer path did, e.g. `agent-sft 0.84, agent-rl 0.86, agent
+    0.90`.
+    """
     names = [name for name in report.versions[model] if name in report.scores]
     if len(names) < 3:
         return []
@@ -361,7 +363,7 @@ def _on_its_way(model: str, report: Report) -> list[str]:
 
 
 def _demonstrators(recipe: Recipe, scored: Collection[str]) -> list[str]:
-    """Which cold starts were taught wrongly on purpose, and how."""
+    """Return which cold starts were taught wrongly on purpose, and how."""
     # Only of our own curricula is it known what the options mean.
     ours = [d for d in recipe.domains if d.curriculum.name in BUILT_IN and d.name in scored]
     told: list[str] = []

@@ -125,7 +125,7 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
 
 
 def _series_so_far(job: str) -> dict[str, Points]:
-    """What the job's log says of its steps; nothing on a machine that has no such log."""
+    """Return what the job's log says of its steps; nothing on a machine that has no such log."""
     found: dict[str, dict[int, float]] = {}
     text = end_of_log(log_path(job), _READ_BYTES)
     for step, said in re.findall(r"^step (\d+): (.*)$", text, re.MULTILINE):
@@ -217,7 +217,7 @@ def _tried(counts: Mapping[str, int]) -> list[Count]:
 
 
 def _judged_pairs(stage: str, report: Mapping[str, Any]) -> Iterator[Counted]:
-    """How many held-out pairs of each kind a reward model puts in the right order."""
+    """Yield how many held-out pairs of each kind a reward model puts in the right order."""
     titles = {
         "by_margin": "held-out pairs in the right order, by the data's margin",
         "by_confidence": "held-out pairs in the right order, by how sure the model is",

@@ -63,7 +63,7 @@ def idle_shares(trace: Trace) -> IdleShares:
 
 
 def timeline_picture(trace: Trace) -> str:
-    """An SVG with a line of text above and below it."""
+    """Return an SVG with a line of text above and below it."""
     if not any(event.lane == TRAINER for event in trace.events):
         return "<p>none</p>"
     idle = idle_shares(trace)
@@ -190,7 +190,7 @@ def _lane(lane: str, place: int, events: Sequence[Event], scale: float) -> str:
 
 
 def _area(name: str, place: int, points: Sequence[Point], length: float, scale: float) -> str:
-    """A count over time, as steps; its highest value stands beside it."""
+    """Return a count over time, as steps; its highest value stands beside it."""
     base = place * (_LANE + _GAP) + _LANE
     highest = max((p.value for p in points), default=0.0)
     path = f"M{_LEFT:g} {base:g}"

@@ -43,7 +43,7 @@ PASSED_ON = (
 
 
 def open_run(record: RunRecord) -> RecipeRun:
-    """A run ready to execute stages. Raises `InputError` before any job is submitted."""
+    """Return a run ready to execute stages. Raises `InputError` before any job is submitted."""
     head, recipe = record.head(), record.recipe()
     check_recipe(recipe, plan_of(head.flow, recipe, head.arguments))
     # In process a run needs no stack of ours: RAY_ADDRESS may name any cluster.
@@ -84,7 +84,7 @@ def home_id() -> str:
 
 
 def launcher_of(record: RunRecord) -> Launcher:
-    """How the jobs of a run are reached."""
+    """Return how the jobs of a run are reached."""
     if record.head().in_process:
         return LocalLauncher()
     return RayLauncher(Cluster.of(running_stack()))

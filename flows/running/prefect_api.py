@@ -46,7 +46,7 @@ class PrefectApi:
         self.call("GET", f"/deployments/name/{flow}/{flow}")
 
     def is_waiting(self, flow_run: str) -> bool:
-        """Whether a flow run is about to start: no process works on it yet."""
+        """Return whether a flow run is about to start: no process works on it yet."""
         state = self.call("GET", f"/flow_runs/{flow_run}", unknown={})
         found = state.get("state") or {}
         if found.get("type") != "PENDING":
@@ -127,7 +127,7 @@ class PrefectApi:
 
 
 def _may_repeat(method: str, path: str, body: dict[str, Any] | None) -> bool:
-    """Whether a request that the server may have done can be made again."""
+    """Return whether a request that the server may have done can be made again."""
     is_question = path.rpartition("/")[2] in ("filter", "set_state")
     return method != "POST" or is_question or "idempotency_key" in (body or {})
 

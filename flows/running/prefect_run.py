@@ -298,8 +298,8 @@ def giving_way(flow_run: UUID, let_go: threading.Event) -> Generator[None]:
 
 
 def is_in_other_hands(since: Sequence[State[Any]]) -> bool:
-    """Whether a flow run's states since a process began to run it say that this one is not to go
-    on. A pause that does not reschedule the run expects its process to wait."""
+    """Return whether a flow run's states since a process began to run it say that this one is not
+    to go on. A pause that does not reschedule the run expects its process to wait."""
     return any(
         state.type == StateType.SCHEDULED or state.state_details.pause_reschedule for state in since
     )

@@ -208,7 +208,9 @@ class RunRecord:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether jobs may go on, as those of a run that was suspended or whose flow died do."""
+        """Return whether jobs may go on, as those of a run that was suspended or whose flow died
+        do.
+        """
         return any(stage.state == "running" for stage in self.stages().values())
 
     def stage(self, name: str) -> StageRecord | None:
@@ -233,7 +235,7 @@ class RunRecord:
 
 
 def store_of(storage: Storage) -> Store:
-    """A recipe's store, opened with the credentials that it names."""
+    """Return a recipe's store, opened with the credentials that it names."""
     use_secrets(storage.credentials)
     return Store(storage.root.replace("$TRIBUTARY_HOME", str(home())))
 
@@ -268,7 +270,7 @@ def check_name(name: str) -> None:
 
 
 def has_run(wanted: str) -> bool:
-    """Whether `find_run` finds one."""
+    """Return whether `find_run` finds one."""
     return any(entry.is_called(wanted) for entry in run_entries())
 
 
@@ -293,7 +295,7 @@ def find_run(wanted: str = "") -> RunRecord:
 
 
 def _meant(wanted: str, entries: Sequence[RunEntry], names: Collection[str]) -> str:
-    """What somebody named in the place of a run, if it can be told."""
+    """Return what somebody named in the place of a run, if it can be told."""
     owner = wanted.partition("/")[0]
     if owner in names:
         return f"; name the run alone: {owner}"

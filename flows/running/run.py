@@ -46,8 +46,8 @@ RECORD_SECONDS = 1.0
 def again_in(
     run: str, identity: StageIdentity, known: StageRecord | None, artifacts: ArtifactStore
 ) -> StageIdentity:
-    """What the run makes; the identity itself where there is no result yet, or where this run
-    makes it."""
+    """Return what the run makes; the identity itself where there is no result yet, or where this
+    run makes it."""
     begun_here = known is not None and known.mine and known.digest == identity.digest
     if begun_here or artifacts.find(identity.kind, identity.digest) is None:
         return identity
@@ -153,8 +153,8 @@ class RecipeRun:
         known: StageRecord | None,
         watch: JobWatcher,
     ) -> tuple[StageWork, ArtifactRecord | None, str]:
-        """What there is to do; the result that it repeats, if any; and why a result of other code
-        counts, if it does."""
+        """Return what there is to do; the result that it repeats, if any; and why a result of other
+        code counts, if it does."""
         digests = {role: record.digest for role, record in inputs.items()}
         identity = stage_identity(planned.spec, digests, self._user_files)
         accepted = ""
@@ -206,7 +206,8 @@ class RecipeRun:
         progress: _Recorded,
         known: StageRecord | None,
     ) -> tuple[ArtifactRecord, bool]:
-        """An artifact that is there: another run's, or our own from before we were resumed."""
+        """Return an artifact that is there: another run's, or our own from before we were
+        resumed."""
         made_here = known is not None and known.mine and not known.cached
         if made_here:
             self.place.artifacts.tidy(planned.kind, found.digest)

@@ -72,7 +72,7 @@ def one_at_a_time(what: str) -> Generator[None]:
 
 
 def is_running(run: str) -> bool:
-    """Whether a process of this machine works on the run now."""
+    """Return whether a process of this machine works on the run now."""
     with _lock_file(run) as file:
         return not takes_lock(file, fcntl.LOCK_SH)
 

@@ -62,8 +62,8 @@ def block_secrets(block: str) -> dict[str, str]:
 
 
 def secrets_of_run(recipe: Recipe) -> RunSecrets:
-    """What jobs of the recipe may need: the block's variables, and those of this environment that
-    its options refer to, or that open the places which models come from.
+    """Return what jobs of the recipe may need: the block's variables, and those of this environment
+    that its options refer to, or that open the places which models come from.
 
     Raises InputError for one that is in neither, and as `block_secrets` does.
     """

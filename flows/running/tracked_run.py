@@ -193,7 +193,7 @@ class TrackedRun:
             self.tracker.register_model(name, here, alias, tags or {})
 
     def _is_promoted(self, name: str) -> bool:
-        """Whether a series of rounds has chosen this model's @best."""
+        """Return whether a series of rounds has chosen this model's @best."""
         if self.tracker is None:
             return False
         with _tolerated(f"model {name}@{BEST}"):
@@ -239,7 +239,7 @@ class TrackedRun:
                 self.tracker.log(run, 0, {"score": own[planned.scored_as]})
 
     def _own_score(self, row: Mapping[str, float], model: str) -> float:
-        """An expert's score in its own domain; the unified model's mean over domains."""
+        """Return an expert's score in its own domain; the unified model's mean over domains."""
         expert = self._recipe.experts.get(model)
         own = "" if expert is None or expert.domain is None else expert.domain.name
         return row[own] if own in row else mean(row)

@@ -32,7 +32,9 @@ STOCK = Tool("stock", "How many pieces of an item there are.", {"item": "string"
 
 
 def draw(rng: random.Random) -> Problem:
-    """A problem; its id comes later. `reference` is plain JSON that only tool and reward see."""
+    """Return a problem; its id comes later. `reference` is plain JSON that only tool and reward
+    see.
+    """
     item, delivered, stock = rng.choice(ITEMS), rng.randrange(10), rng.randrange(10)
     return Problem(
         id="",
@@ -44,7 +46,9 @@ def draw(rng: random.Random) -> Problem:
 
 
 def solve(problem: Problem) -> tuple[Message, ...]:
-    """How the problem is solved, tool results included. Without tools: one assistant message."""
+    """Return how the problem is solved, tool results included. Without tools: one assistant
+    message.
+    """
     known: Any = problem.reference
     call = ToolCall("stock", {"item": known["item"]})
     return (
@@ -55,7 +59,9 @@ def solve(problem: Problem) -> tuple[Message, ...]:
 
 
 def spoil(turns: tuple[Message, ...], rng: random.Random) -> tuple[Message, ...]:
-    """A demonstration with a wrong end. Real demonstrations have mistakes too: RL unlearns them."""
+    """Return a demonstration with a wrong end. Real demonstrations have mistakes too: RL unlearns
+    them.
+    """
     return (*turns[:-1], replace(turns[-1], content=str(rng.randrange(19))))
 
 
@@ -102,5 +108,5 @@ class MyDomain:
 
 
 def content(problem: Problem) -> str:
-    """What makes two problems the same problem: it decides the split."""
+    """Return what makes two problems the same problem: it decides the split."""
     return f"{problem.messages} {problem.reference}"

@@ -11,7 +11,7 @@ from engines.types import AssistantTurn, Message, Problem, Step, ToolCall
 
 
 def answer_call(problem: Problem, call: ToolCall) -> str:
-    """What the tool says to a call that has the right form."""
+    """Return what the tool says to a call that has the right form."""
     known: Any = problem.reference
     return str(known["stock"]) if call.arguments["item"] == known["item"] else "unknown"
 

@@ -28,7 +28,7 @@ def _score(problem: Problem, *turns: Message) -> float:
 
 
 def _play(problem: Problem, *turns: Message) -> list[Step]:
-    """What the environment says to the assistant's turns."""
+    """Return what the environment says to the assistant's turns."""
 
     async def played() -> list[Step]:
         episode = await MyDomain().environment().start(problem)

@@ -95,7 +95,7 @@ class Module:
         return self.read[name]
 
     def is_type(self, name: str) -> bool:
-        """Whether a name stands for a type that is put together from others."""
+        """Return whether a name stands for a type that is put together from others."""
         return name.removesuffix(AS_TYPE) in self.types
 
     def parse(self) -> None:

@@ -66,9 +66,9 @@ def _content(value: Any, dumped: Any, neutral_keys: NeutralKeys) -> Any:
 
 
 def class_constants(model: BaseModel) -> dict[str, Any]:
-    """What a class says of all its kind, e.g. `{"needs": ["critic"]}`: a file of settings is none
-    of the code. A stage's kind, and where a choice is computed, count by themselves; what a stage's
-    path goes on with changes the stages after it."""
+    """Return what a class says of all its kind, e.g. `{"needs": ["critic"]}`: a file of settings is
+    none of the code. A stage's kind, and where a choice is computed, count by themselves; what a
+    stage's path goes on with changes the stages after it."""
     names = sorted(type(model).__class_vars__ - {"code", "kind", "makes", "model_config"})
     values = {name: getattr(model, name) for name in names}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

@@ -58,8 +58,8 @@ _OF_OURS: list[tuple[object, LookedUp]] = []
 
 
 def looked_up_in(root: Path) -> LookedUp:
-    """What is known of the code there: of our own all that this process found out, until a file
-    changes."""
+    """Return what is known of the code there: of our own all that this process found out, until a
+    file changes."""
     if root != SOURCE_ROOT:
         return LookedUp()
     files = (
@@ -201,7 +201,7 @@ class _Closure:
                 self._pending += self._methods.get(name, ())
 
     def files(self) -> dict[str, str]:
-        """What counts in each file of ours, as one hash."""
+        """Return what counts in each file of ours, as one hash."""
         found: dict[str, list[str]] = {}
         for module, name in self._units:
             if digest := self._definition((module, name)).digest:
@@ -243,8 +243,8 @@ class _Closure:
             yield module, ALL
 
     def _next(self, unit: Unit) -> Iterator[Unit]:
-        """What a definition leads to: all that its code names, and what runs when the modules are
-        imported in which these lie."""
+        """Yield what a definition leads to: all that its code names, and what runs when the modules
+        are imported in which these lie."""
         module, name = unit
         content, definition = self._module(module), self._definition(unit)
         if name == EFFECTS:
@@ -271,7 +271,7 @@ class _Closure:
                 yield text, ALL
 
     def _target(self, content: Module, module: str, used: str) -> str:
-        """What a name that a module's code uses stands for; empty if it is none of ours."""
+        """Return what a name that a module's code uses stands for; empty if it is none of ours."""
         top, dot, rest = used.partition(".")
         if top in content:
             return f"{module}.{top}"
@@ -279,7 +279,7 @@ class _Closure:
         return f"{bound}{dot}{rest}" if bound.partition(".")[0] in PACKAGES else ""
 
     def _is(self, name: str, ancestor: str) -> bool:
-        """Whether a dotted name is a class of ours below another."""
+        """Return whether a dotted name is a class of ours below another."""
         if name == ancestor:
             return True
         for module, found in self._found(name):

@@ -50,7 +50,7 @@ def _num_read() -> int:
 
 @cache
 def _reader() -> str:
-    """How files are read: another version reads them anew."""
+    """Return how files are read: another version reads them anew."""
     source = Path(definitions.__file__).read_bytes()
     return f"{sys.version_info[:2]} {hashlib.sha256(source).hexdigest()}"
 

@@ -84,7 +84,7 @@ def pass_on(said: str) -> None:
 
 
 def undeclared_reads() -> list[str]:
-    """What `watch_reads` has warned about so far."""
+    """Return what `watch_reads` has warned about so far."""
     return list(_current.warnings) if _current is not None else []
 
 

@@ -174,7 +174,7 @@ def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
 
 
 def _delimiter(header: str, name: str) -> str:
-    """A tab for TSV; for CSV what the header has: in some countries a semicolon."""
+    """Return a tab for TSV; for CSV what the header has: in some countries a semicolon."""
     choices = "\t" if suffix_of(name) == ".tsv" else ",;\t"
     return next((sign for sign in choices if sign in header), choices[0])
 

@@ -94,7 +94,7 @@ def find_files(patterns: Sequence[str]) -> list[DataFile]:
 
 
 def choices_of(files: Sequence[DataFile]) -> list[str]:
-    """What was chosen where a folder holds more, in words."""
+    """Return what was chosen where a folder holds more, in words."""
     return list(dict.fromkeys(file.chosen for file in files if file.chosen))
 
 
@@ -120,7 +120,8 @@ def _matches(pattern: str) -> tuple[Any, list[str], str]:
 
 
 def _nearest(fs: Any, path: str) -> str:
-    """What to say of a name that its folder has nearly so, or of a folder that is not there."""
+    """Return what to say of a name that its folder has nearly so, or of a folder that is not
+    there."""
     folder, name = posixpath.split(path.rstrip("/"))
     if any(sign in path for sign in "*?["):
         return ""

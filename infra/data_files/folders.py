@@ -129,7 +129,7 @@ def _chosen(
 
 
 def _way(folder: str, top: str, name: str, found: _Found) -> str:
-    """What a person writes to get a subset of a folder, which is `top`."""
+    """Return what a person writes to get a subset of a folder, which is `top`."""
     if found.is_declared:
         return f"{top}/{name}"
     paths = [path for each in found.subsets[name].values() for path in each]
@@ -308,5 +308,5 @@ def _word(name: str) -> str:
 
 
 def _literal(path: str) -> str:
-    """A path in which nothing is a pattern."""
+    """Return a path in which nothing is a pattern."""
     return re.sub(r"([*?\[])", r"[\1]", path)

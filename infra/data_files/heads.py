@@ -98,9 +98,10 @@ _MEMBERS = (
 
 
 def other_kind(head: bytes, wanted: str = "") -> str:
-    """What a file that begins so is, and what to do, where it is not `wanted` ("parquet", "gguf",
-    "gzip" and so on; empty: text). Empty where nothing speaks against it. Example: "is a PDF; save
-    it as JSONL or CSV" """
+    """Return what a file that begins so is, and what to do, where it is not `wanted` ("parquet",
+    "gguf", "gzip" and so on; empty: text). Empty where nothing speaks against it. Example: "is a
+    PDF; save it as JSONL or CSV"
+    """
     if head.startswith(_POINTER):
         return "is not there yet: it is a pointer of Git LFS; run `git lfs pull`"
     found = _found(head)
@@ -133,8 +134,8 @@ def other_text(head: bytes) -> str:
 
 
 def read_text(file: Path) -> str:
-    """What a person wrote. Raises InputError for what is no text, and names the first line which is
-    no UTF-8; OSError."""
+    """Return what a person wrote. Raises InputError for what is no text, and names the first line
+    which is no UTF-8; OSError."""
     with file.open("rb") as opened:
         data = opened.read(_MOST_TEXT + 1)
     if said := other_text(data[:HEAD_BYTES]):

@@ -86,7 +86,7 @@ class JsonRows:
 
 
 def _fault(error: ValueError, text: bytes) -> str:
-    """What is wrong, where in the row, and whether the row is a part of one."""
+    """Return what is wrong, where in the row, and whether the row is a part of one."""
     said = str(error)
     if isinstance(error, json.JSONDecodeError):  # its line is the row's own, and not the file's
         at = min(error.pos, len(str(error.doc).rstrip())) + 1

@@ -249,7 +249,7 @@ def _recorded(record: Path) -> Iterator[tuple[str, str]]:
 
 
 def _is_in(unpacked: Path, place: str) -> bool:
-    """Whether a file of the wheel is there: it may name one elsewhere on this machine."""
+    """Return whether a file of the wheel is there: it may name one elsewhere on this machine."""
     path = (unpacked / place).resolve()
     return path.is_file() and unpacked.resolve() in path.parents
 
@@ -259,7 +259,7 @@ def _as_recorded(sha256: str) -> str:
 
 
 def _licence(metadata: Path) -> str:
-    """As SPDX writes it, but for a text that is no identifier."""
+    """Return it as SPDX writes it, but for a text that is no identifier."""
     with metadata.open(errors="replace") as text:
         told = HeaderParser().parsestr(text.read(_METADATA))
     named = (told["License-Expression"] or told["License"] or "").strip()

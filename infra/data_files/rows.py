@@ -76,7 +76,7 @@ class RowTally:
 
 
 def many_left_out(tallies: Sequence[RowTally]) -> Iterator[StageWarning]:
-    """A warning if many of the rows that a stage read were left out."""
+    """Yield a warning if many of the rows that a stage read were left out."""
     bad = sum((each.bad for each in tallies), start=Counter[str]())
     read = sum(each.read for each in tallies)
     if bad.total() <= _MANY * read:
@@ -226,8 +226,8 @@ def row_of(columns: Mapping[str, Any], faults: Mapping[str, str]) -> Mapping[str
 
 
 def without_nulls(value: Any) -> Any:
-    """An object without the fields that are null, at any depth: a table cannot say that one has no
-    such field in another way."""
+    """Return an object without the fields that are null, at any depth: a table cannot say that one
+    has no such field in another way."""
     if isinstance(value, dict):
         value = cast("dict[str, Any]", value)
         return {k: without_nulls(v) for k, v in value.items() if v is not None}

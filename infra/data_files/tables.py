@@ -339,7 +339,8 @@ def _parquet(source: Any, name: str) -> Any:
 
 
 def _is_typed(kind: Any) -> bool:
-    """Whether there are values in it, at any depth, that only their type tells how to read."""
+    """Return whether there are values in it, at any depth, that only their type tells how to
+    read."""
     if _is_json(kind) or _is_short(kind):
         return True
     return any(_is_typed(kind.field(at).type) for at in range(kind.num_fields))
@@ -356,7 +357,9 @@ def _is_short(kind: Any) -> bool:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether all that it can hold is JSON: texts, whole numbers and truth values, at any depth."""
+    """Return whether all that it can hold is JSON: texts, whole numbers and truth values, at any
+    depth.
+    """
     import pyarrow as pa
 
     if pa.types.is_map(kind) or pa.types.is_dictionary(kind):
@@ -368,8 +371,8 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """A value as somebody wrote it: JSON text read, with its nulls, and a number of 32 or 16 bits
-    with the digits that it has (0.1, not 0.10000000149); what is around them as elsewhere."""
+    """Return a value as somebody wrote it: JSON text read, with its nulls, and a number of 32 or 16
+    bits with the digits that it has (0.1, not 0.10000000149); what is around them as elsewhere."""
     import pyarrow as pa
 
     if value is None:

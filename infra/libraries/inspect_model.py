@@ -45,7 +45,7 @@ _SESSION: ContextVar[tuple[str, str]] = ContextVar("session of the policy")
 
 @solver(name="tributary_session")
 def reached(sessions: Mapping[str, tuple[str, str]]) -> Solver:
-    """A solver that comes first: `sessions` has address and key by the sample's id."""
+    """Return a solver that comes first: `sessions` has address and key by the sample's id."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         _SESSION.set(sessions[str(state.sample_id)])
@@ -106,7 +106,7 @@ def policy_api() -> type[ModelAPI]:
 
 
 def _written(message: ChatMessage) -> dict[str, Any]:
-    """As Chat Completions has it. Raises RuntimeError for what is no text."""
+    """Return it as Chat Completions has it. Raises RuntimeError for what is no text."""
     written: dict[str, Any] = {"role": message.role, "content": _text(message)}
     if isinstance(message, ChatMessageTool):
         written["tool_call_id"] = message.tool_call_id

@@ -95,7 +95,7 @@ def _message(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _said(error: Any) -> str:
-    """What verifiers keeps of an error."""
+    """Return what verifiers keeps of an error."""
     if isinstance(error, Mapping):
         chain = error.get("error_chain_repr") or error.get("error_chain_str")
         return str(chain or error.get("error") or dict(error))

@@ -135,8 +135,8 @@ def waiting_for_turn() -> AbstractContextManager[object]:
 
 
 def is_told_to_end() -> bool:
-    """Whether somebody cancels the current task. Or else a CancelledError that it sees comes from
-    within: of another task, for which it waits."""
+    """Return whether somebody cancels the current task. Or else a CancelledError that it sees comes
+    from within: of another task, for which it waits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

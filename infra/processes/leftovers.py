@@ -37,7 +37,9 @@ _PID_IN_TORCH_NAME = re.compile(r"torch_(\d+)_")
 
 
 def trace_name(pid: int) -> str:
-    """What the name of everything that the process leaves holds. Example: tributary-3f09c2b1-77"""
+    """Return what the name of everything that the process leaves holds. Example:
+    tributary-3f09c2b1-77
+    """
     return f"{runtime_dir().name}-{pid}"
 
 

@@ -24,19 +24,21 @@ _M_ARENA_MAX = -8
 
 
 def tells_of_memory(text: str) -> bool:
-    """Whether an error's text, or the end of a log, says so: torch's, Python's, SGLang's, Ray's."""
+    """Return whether an error's text, or the end of a log, says so: torch's, Python's, SGLang's,
+    Ray's.
+    """
     return _SIGNS.search(text) is not None
 
 
 def memory_words(lines: Iterable[str]) -> str:
-    """What lines of a log say of too little memory, from the first one that does; empty if none
-    does. Ray gives its figures on the lines after it."""
+    """Return what lines of a log say of too little memory, from the first one that does; empty if
+    none does. Ray gives its figures on the lines after it."""
     told = list(dropwhile(lambda line: not tells_of_memory(line), lines))
     return " ".join(" ".join(told[:_LINES]).split())[:_LONGEST]
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether an exception, or one that it came from, is of too little memory."""
+    """Return whether an exception, or one that it came from, is of too little memory."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or tells_of_memory(f"{type(seen).__name__}: {seen}"):
@@ -46,8 +48,8 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def kernel_kills() -> int:
-    """How many processes of this machine the kernel has killed for memory since it started, those
-    of a container's own limit among them; 0 where it does not tell."""
+    """Return how many processes of this machine the kernel has killed for memory since it started,
+    those of a container's own limit among them; 0 where it does not tell."""
     try:
         lines = _COUNTERS.read_text().splitlines()
     except OSError:

@@ -35,7 +35,7 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "ws_proxy", "wss
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now, on any address of this machine."""
+    """Return whether a server could listen there now, on any address of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -66,9 +66,9 @@ def certificates() -> ssl.SSLContext:
 
 
 def loosed(reply: httpx.Response) -> httpx.Response:
-    """An answer that was read, whose memory ends with its last use. httpx binds each one and its
-    stream to each other, so they would stay until Python looks for such circles, which in a large
-    process is seldom: it counts objects, and not their bytes."""
+    """Return an answer that was read, whose memory ends with its last use. httpx binds each one and
+    its stream to each other, so they would stay until Python looks for such circles, which in a
+    large process is seldom: it counts objects, and not their bytes."""
     import httpx
 
     reply.stream = httpx.ByteStream(b"")
@@ -97,8 +97,8 @@ def unusable() -> list[str]:
 
 
 def goes_by_proxies(url: str) -> bool:
-    """Whether a client of the server at this address reads the environment's proxies (`trust_env`
-    of httpx): not if it is on this machine, nor where httpx would refuse to begin."""
+    """Return whether a client of the server at this address reads the environment's proxies
+    (`trust_env` of httpx): not if it is on this machine, nor where httpx would refuse to begin."""
     return not (is_here(urlsplit(url).hostname or "") or unusable())
 
 

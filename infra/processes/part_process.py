@@ -145,8 +145,8 @@ class PartProcess:
     async def call(
         self, method: str, *arguments: Any, about: str, target: int = PART, keeps: bool = False
     ) -> Any:
-        """What a method of the part returns, or of an object `target` that it made (`keeps`: the
-        result is such an object, and the answer its number). `about` is for the log, e.g. a
+        """Return what a method of the part returns, or of an object `target` that it made (`keeps`:
+        the result is such an object, and the answer its number). `about` is for the log, e.g. a
         problem's id. Raises PartFailed."""
         if self._hung >= MAX_HUNG and self._calls:
             raise PartFailed(f"was not called: {self._hung} calls in a row hung")
@@ -272,8 +272,8 @@ class PartProcess:
             self._fail(call, why)
 
     def _look(self, suspected: float | None) -> None:
-        """Whether the process is stuck: calls wait, and it has said nothing for too long, also when
-        looked at again (this loop itself may have stood still)."""
+        """See whether the process is stuck: calls wait, and it has said nothing for too long, also
+        when looked at again (this loop itself may have stood still)."""
         self._watch = None
         process, loop = self._process, asyncio.get_running_loop()
         if process is None or not self._calls:
@@ -357,7 +357,9 @@ def _ended(code: int) -> str:
 
 
 def _stack(process: _Process) -> str:
-    """What it writes of itself when it is asked by a signal; nothing if it cannot even do that."""
+    """Return what it writes of itself when it is asked by a signal; nothing if it cannot even do
+    that.
+    """
     try:
         stacks = process.stacks.fileno()
         before = os.fstat(stacks).st_size

@@ -11,7 +11,7 @@ CHECK_WEIGHTS = "TRIBUTARY_CHECK_WEIGHTS"
 
 
 def is_on(variable: str) -> bool:
-    """Whether it is 1. Raises InputError for what is neither 1, 0 nor empty."""
+    """Return whether it is 1. Raises InputError for what is neither 1, 0 nor empty."""
     written = os.environ.get(variable, "")
     if written not in ("", "0", "1"):
         raise InputError(f"{variable}={written}: set it to 1 or 0, or unset it")

@@ -68,7 +68,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def takes_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether the lock is this process's now; another one may hold it."""
+    """Return whether the lock is this process's now; another one may hold it."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

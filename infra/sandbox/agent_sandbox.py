@@ -130,7 +130,7 @@ def check_command(command: Sequence[str], limits: Limits) -> None:
 
 
 def result_of(answer: Mapping[str, object], output: bytes) -> SandboxResult:
-    """What an agent told, as data; raises SandboxLost for what makes no sense."""
+    """Return what an agent told, as data; raises SandboxLost for what makes no sense."""
     try:
         size, ending = int(str(answer["stdout"])), answer["ending"]
         raw = answer["exit_code"]

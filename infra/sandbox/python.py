@@ -75,7 +75,7 @@ class Level:
 
 @functools.cache
 def level() -> Level:
-    """What holds here, by trying each mechanism once (about 0.1 s, then remembered)."""
+    """Return what holds here, by trying each mechanism once (about 0.1 s, then remembered)."""
     return Level(tuple(mechanism for mechanism in MECHANISMS if _works(mechanism)))
 
 
@@ -268,7 +268,7 @@ def scratch_folder() -> Generator[str]:
 
 
 def make_scratch_folder() -> str:
-    """A new empty folder, which its process removes, or others once that is gone."""
+    """Return a new empty folder, which its process removes, or others once that is gone."""
     base = runtime_dir()  # the name tells `doctor --clean` whose it was
     prefix = f"{base.name}-{os.getpid()}-sandbox-"
     return tempfile.mkdtemp(prefix=prefix, dir=base.parent)

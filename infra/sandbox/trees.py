@@ -90,7 +90,7 @@ def pack(folder: str, most: int) -> bytes:
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
-    """What `pack` gives of a folder with just these files, by their relative path."""
+    """Return what `pack` gives of a folder with just these files, by their relative path."""
     folders = {folder for path in files for folder in _parents(path)}
     index: list[list[str | int]] = []
     index += [[folder, stat.S_IFDIR | 0o755, 0] for folder in sorted(folders)]
@@ -115,7 +115,9 @@ def unpack(packed: bytes, folder: str) -> None:
 
 
 def read_file(path: str, most: int) -> bytes:
-    """A regular file; raises OSError, and ValueError for another kind or beyond `most` bytes."""
+    """Return a regular file; raises OSError, and ValueError for another kind or beyond `most`
+    bytes.
+    """
     # a pipe would wait for a writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -78,7 +78,7 @@ class Database:
             ) from error
 
     def connect_mlflow(self) -> Any:
-        """A connection of psycopg2 to MLflow's records. Raises InfrastructureError."""
+        """Return a connection of psycopg2 to MLflow's records. Raises InfrastructureError."""
         import psycopg2
 
         try:
@@ -104,7 +104,7 @@ class Database:
 
 
 def database() -> Database | None:
-    """What the environment asks for; None keeps the records in the home's SQLite files.
+    """Return what the environment asks for; None keeps the records in the home's SQLite files.
 
     Raises InputError for an address that is none.
     """
@@ -137,8 +137,8 @@ def database() -> Database | None:
 
 
 def free_bytes(file: Path) -> int:
-    """What removed rows left in a SQLite file: further rows take it, so that the file grows no
-    more, and it gets no smaller by itself. 0 for a file that is not there."""
+    """Return what removed rows left in a SQLite file: further rows take it, so that the file grows
+    no more, and it gets no smaller by itself. 0 for a file that is not there."""
     if not file.is_file():
         return 0
     with closing(sqlite3.connect(file, timeout=CONNECT_SECONDS)) as connection:

@@ -108,7 +108,7 @@ def _leftovers_of_stack() -> Iterator[Leftover]:
 
 
 def _in_use(folder: Path) -> bool:
-    """Whether a process names the folder on its command line, as every part of Ray does."""
+    """Return whether a process names the folder on its command line, as every part of Ray does."""
     name = f"{folder}/"
     for process in psutil.process_iter(["cmdline"]):
         if any(name in part for part in process.info["cmdline"] or ()):
@@ -145,7 +145,7 @@ def cluster_hosts(stack: Stack) -> list[HostState]:
 
 
 def hosts_in(answer: object) -> list[HostState]:
-    """What Ray's dashboard said of the cluster's nodes, by hosts."""
+    """Return what Ray's dashboard said of the cluster's nodes, by hosts."""
     match answer:
         case {"data": {"summary": [*nodes]}}:  # pyrefly: ignore[not-callable]
             states = [_state(node) for node in nodes]

@@ -78,6 +78,6 @@ def _require_fixed(path: str, template: dict[str, Any]) -> None:
 
 
 def is_elsewhere() -> bool:
-    """Whether the stack of this process's home runs in another pod, where it can be asked but not
-    looked at."""
+    """Return whether the stack of this process's home runs in another pod, where it can be asked
+    but not looked at."""
     return is_on(ELSEWHERE_VARIABLE)

@@ -63,7 +63,7 @@ def packages() -> Check:
 
 
 def kernels() -> Check:
-    """Whether what SGLang compiles on a GPU can be compiled: it has no other way."""
+    """Return whether what SGLang compiles on a GPU can be compiled: it has no other way."""
     if not has_cuda() and installed_lock().name == _CPU_LOCK:
         return Check("kernels", True, "nothing is compiled on a CPU", "")
     problem = compile_problem()
@@ -81,7 +81,7 @@ _REPAIRS = {
 
 
 def torch_build() -> Check:
-    """What torch itself says when it is loaded: the lock and its tag may say otherwise."""
+    """Return what torch itself says when it is loaded: the lock and its tag may say otherwise."""
     if not _installed("torch"):
         return Check("torch", False, "missing", _reinstall())
     asked = [sys.executable, "-c", _ASK_TORCH]

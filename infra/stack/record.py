@@ -100,8 +100,8 @@ class Stack(Config):
         return self._url("ray_dashboard")
 
     def env(self) -> dict[str, str]:
-        """What a flow, a job or a client needs to reach this stack, and none but this. No secret:
-        Ray shows the environment that it is given for a job."""
+        """Return what a flow, a job or a client needs to reach this stack, and none but this. No
+        secret: Ray shows the environment that it is given for a job."""
         if self.head:
             return {
                 JOINED_HOME_VARIABLE: str(home()),
@@ -126,7 +126,7 @@ class Stack(Config):
         }
 
     def secret_env(self) -> dict[str, str]:
-        """What Prefect's and MLflow's own clients need beside it to be let in. For Prefect's
+        """Return what Prefect's and MLflow's own clients need beside it to be let in. For Prefect's
         programs: from them it comes to flows without being shown anywhere. Jobs read the file."""
         if self.head:
             return {}
@@ -152,8 +152,9 @@ class Stack(Config):
 
 
 def new_stack(before: Stack | None, head: str = "") -> Stack:
-    """A stack with nothing running, on the ports that the environment names or it had before, and
-    listening where the environment says now; one that joins `head`, where that reaches it."""
+    """Return a stack with nothing running, on the ports that the environment names or it had
+    before, and listening where the environment says now; one that joins `head`, where that reaches
+    it."""
     host = address_towards(head) if head else listening_host()
     return Stack(
         mark=secrets.token_hex(8),
@@ -208,7 +209,7 @@ def require_same_host(stack: Stack) -> None:
 
 
 def load_record() -> Stack | None:
-    """What was last written down, whether or not it still runs."""
+    """Return what was last written down, whether or not it still runs."""
     try:
         return Stack.model_validate_json((home() / "stack.json").read_bytes())
     except (FileNotFoundError, ValidationError):

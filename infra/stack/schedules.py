@@ -40,7 +40,8 @@ class Schedule(Config):
     max_scheduled_runs: int | None
 
     def is_same(self, other: Schedule) -> bool:
-        """Whether both are one schedule; it has a new id once it was deleted and restored."""
+        """Return whether both are one schedule; it has a new id once it was deleted and
+        restored."""
         if self.deployment != other.deployment or self.slug != other.slug:
             return False
         made, its = (self.schedule, self.parameters), (other.schedule, other.parameters)

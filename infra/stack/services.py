@@ -97,7 +97,7 @@ def prefect_service_env(stack: Stack, service: str) -> dict[str, str]:
 
 
 def program(name: str) -> str:
-    """A program of the environment that we run in."""
+    """Return a program of the environment that we run in."""
     return str(Path(sys.executable).parent / name)
 
 

@@ -39,7 +39,7 @@ _ASKED = (401, 403)
 
 
 def choose_ports(before: Mapping[str, int]) -> dict[str, int]:
-    """A port of each part; `before` are those that the home's stack had.
+    """Return a port of each part; `before` are those that the home's stack had.
 
     Raises InputError for a part that does not exist, no port number, a port given twice, and one
     that another program has.
@@ -63,7 +63,7 @@ def choose_ports(before: Mapping[str, int]) -> dict[str, int]:
 
 
 def fixed_ports(written: str) -> dict[str, int]:
-    """What the variable says. Raises InputError that names the entry."""
+    """Return what the variable says. Raises InputError that names the entry."""
     ports: dict[str, int] = {}
     for entry in filter(None, (part.strip() for part in written.split(","))):
         part, _, number = entry.partition("=")
@@ -80,8 +80,8 @@ def fixed_ports(written: str) -> dict[str, int]:
 
 
 def exposure(stack: Stack) -> Check:
-    """A warning where more than this machine reaches a port, a failure where a server of ours
-    would let a stranger in."""
+    """Return a warning where more than this machine reaches a port, a failure where a server of
+    ours would let a stranger in."""
     strangers = unguarded(stack)
     if strangers:
         told = f"{', '.join(strangers)} on {stack.host} accept everyone, without a key"

@@ -66,7 +66,7 @@ class ArtifactStore:
         return None if manifest is None else self.record(manifest)
 
     def has_checkpoints(self, kind: str, digest: str) -> bool:
-        """Whether an unfinished stage left steps or finished rollouts to continue from."""
+        """Return whether an unfinished stage left steps or finished rollouts to continue from."""
         return bool(self.store.listdir(_checkpoints(kind, digest)))
 
     def manifest(self, kind: str, digest: str) -> Manifest | None:
@@ -204,7 +204,7 @@ class ArtifactStore:
             return None
 
     def record(self, manifest: Manifest) -> ArtifactRecord:
-        """What stages hand on of it."""
+        """Return what stages hand on of it."""
         place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
         return ArtifactRecord(
             kind=manifest.kind, digest=manifest.digest, url=self.store.url(place),

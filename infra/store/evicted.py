@@ -52,8 +52,8 @@ def hold(copy: Path) -> None:
 def cached_copy(
     store: Store, place: str, files: list[FileRecord], cache: Path, verified: VerifiedFiles
 ) -> Path:
-    """A folder of the store on this machine, as `verified_copy` gives it; what is over the limit
-    goes when something new has come."""
+    """Return a folder of the store on this machine, as `verified_copy` gives it; what is over the
+    limit goes when something new has come."""
     copy = cache / place
     if store.is_local:
         return verified_copy(store, place, files, copy, verified)

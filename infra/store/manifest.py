@@ -73,7 +73,7 @@ class ArtifactRecord(_Stored):
 
     @property
     def name(self) -> str:
-        """How a person refers to it, e.g. `sft/3f09c2b1a7d4`."""
+        """Return how a person refers to it, e.g. `sft/3f09c2b1a7d4`."""
         return f"{self.kind}/{self.digest[:12]}"
 
 

@@ -90,7 +90,7 @@ def note_origin(folder: Path, origin: Origin) -> None:
 
 
 def origin_of(folder: Path) -> Origin | None:
-    """What `note_origin` said of it; None if nothing."""
+    """Return what `note_origin` said of it; None if nothing."""
     try:
         return Origin.model_validate_json(_note(folder).read_bytes())
     except (FileNotFoundError, ValidationError):

@@ -57,7 +57,7 @@ def pin(store: Store, record: ArtifactRecord, note: str) -> None:
 
 
 def unpin(store: Store, record: ArtifactRecord) -> bool:
-    """Whether it was pinned."""
+    """Return whether it was pinned."""
     was_pinned = store.exists(_path(record))
     store.delete_tree(_path(record))
     return was_pinned
@@ -84,7 +84,7 @@ def with_checkpoints(store: Store) -> set[tuple[str, str]]:
 
 
 def is_finished(store: Store, kind: str, short: str) -> bool:
-    """Whether there is a manifest, which may be damaged."""
+    """Return whether there is a manifest, which may be damaged."""
     return store.exists(f"{_ARTIFACTS}/{kind}/{short}/manifest.json")
 
 

@@ -61,7 +61,7 @@ def explain(error: Exception, action: str, place: str) -> StorageError:
 
 
 def is_name_taken(error: Exception) -> bool:
-    """Whether a create-only write lost: servers say it in several ways."""
+    """Return whether a create-only write lost: servers say it in several ways."""
     if isinstance(error, FileExistsError) or _code(error) in _TAKEN:
         return True
     # Ceph answers EINVAL with this code in the text.
@@ -125,7 +125,7 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
+    """Return whether the same request may succeed in a moment."""
     status = _response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     names = {kind.__name__ for kind in type(error).__mro__}
     if status in _LASTING:
@@ -139,7 +139,7 @@ def _code(error: BaseException) -> str:
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:
-    """What the service answered, from the error or what caused it."""
+    """Return what the service answered, from the error or what caused it."""
     while error is not None:
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):

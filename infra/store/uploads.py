@@ -31,7 +31,7 @@ class Destination(Config):
     """which folder in that one is meant, e.g. "trainer" """
 
     def upload(self, local: Path) -> list[FileRecord]:
-        """A local folder's files, named as in the whole folder. Raises StorageError."""
+        """Return a local folder's files, named as in the whole folder. Raises StorageError."""
         inside = f"{self.inside}/" if self.inside else ""
         files = Store(self.root).upload_folder(local, f"{self.path}/{self.inside}".rstrip("/"))
         return [file.model_copy(update={"path": f"{inside}{file.path}"}) for file in files]

@@ -55,7 +55,7 @@ class VerifiedFiles:
 
 
 def _stamp(path: Path, record: FileRecord) -> list[int | str]:
-    """What must be unchanged for a verification to hold; empty for a missing file."""
+    """Return what must be unchanged for a verification to hold; empty for a missing file."""
     try:
         state = path.stat()
     except OSError:

@@ -62,7 +62,7 @@ class Refusals:
             self._reason = self._reason or reason[:_LONGEST_REASON]
 
     def summary(self) -> str:
-        """A sentence about all since the last one; empty without any."""
+        """Return a sentence about all since the last one; empty without any."""
         with self._lock:
             counts, reason = self._counts, self._reason
             self._counts, self._reason = Counter(), ""

@@ -331,7 +331,7 @@ class AliasedArtifact:
 
 
 def aliased_artifact(uri: str, name: str, alias: str) -> AliasedArtifact | None:
-    """What `name@alias` is; None where there is no such alias, or another program set it."""
+    """Return what `name@alias` is; None where there is no such alias, or another program set it."""
     return _artifact(name, alias, MlflowRest(uri).aliased_version(name, alias))
 
 
@@ -353,7 +353,7 @@ def _artifact(name: str, alias: str, version: Mapping[str, Any] | None) -> Alias
 
 
 def _is_mlflow(reply: httpx.Response) -> bool:
-    """Whether a refusal is MLflow's own, which names its reason."""
+    """Return whether a refusal is MLflow's own, which names its reason."""
     try:
         return "error_code" in reply.json()
     except (ValueError, TypeError):
@@ -361,8 +361,8 @@ def _is_mlflow(reply: httpx.Response) -> bool:
 
 
 def _number(value: float) -> float | str:
-    """As Protocol Buffers write it in JSON, which has no word for NaN. MLflow stores no infinity;
-    the largest number stands in its place."""
+    """Return it as Protocol Buffers write it in JSON, which has no word for NaN. MLflow stores no
+    infinity; the largest number stands in its place."""
     if math.isnan(value):
         return "NaN"
     return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)

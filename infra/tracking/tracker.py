@@ -109,7 +109,7 @@ class Tracker:
         self._rest.rename_run(run_id, name)
 
     def knows(self, run_id: str) -> bool:
-        """Whether a run is on this server."""
+        """Return whether a run is on this server."""
         try:
             return bool(self._rest.run(run_id))
         except MlflowRefused:
@@ -141,7 +141,7 @@ class Tracker:
         tags: Mapping[str, str],
         params: Mapping[str, str],
     ) -> str:
-        """A run that goes on, found by its tags, or a new one."""
+        """Return a run that goes on, found by its tags, or a new one."""
         run_id = self._rest.find_run(self.experiment, identity)
         if run_id is not None:
             self._rest.update_run(run_id, "RUNNING")
@@ -170,7 +170,9 @@ class Tracker:
         record: TrackedArtifact,
         params: Mapping[str, str] | None = None,
     ) -> str:
-        """A nested run for a stage that another run made: its metrics and a link to the origin."""
+        """Return a nested run for a stage that another run made: its metrics and a link to the
+        origin.
+        """
         tags = {"tributary.kind": record.kind, "tributary.cached": "true"}
         if record.mlflow_run_id:
             tags["tributary.origin_run"] = record.mlflow_run_id
@@ -236,8 +238,8 @@ class Tracker:
         self._sender.close()
 
     def refused(self) -> str:
-        """A sentence about what MLflow has not taken since this was asked before; empty: it took
-        everything."""
+        """Return a sentence about what MLflow has not taken since this was asked before; empty: it
+        took everything."""
         return self._refusals.summary()
 
 
@@ -361,7 +363,7 @@ class _Sender:
 
 
 def final(metrics: Mapping[str, float]) -> dict[str, float]:
-    """An artifact's own numbers, under names that come after the curves."""
+    """Return an artifact's own numbers, under names that come after the curves."""
     return {f"total.{name}": value for name, value in metrics.items()}
 
 

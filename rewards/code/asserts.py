@@ -368,7 +368,7 @@ def _judged(outcomes: Sequence[Sequence[Any] | None], fault: Fault, reason: str)
 
 
 def ended(result: SandboxResult, limits: Limits) -> tuple[Fault, str]:
-    """How a program ended, if not well."""
+    """Return how a program ended, if not well."""
     late = result.status == "killed" and result.cpu_seconds > 0.9 * limits.cpu_seconds
     if result.status == "timeout" or late:
         return "timeout", f"took over {limits.cpu_seconds} s"
@@ -388,7 +388,8 @@ def _run(sandbox: Sandbox, program: str, given: Any, limits: Limits) -> SandboxR
 
 
 def _read(text: str) -> dict[str, Any]:
-    """An object in JSON; empty for anything else, as a hostile program may write anything."""
+    """Return an object in JSON; empty for anything else, as a hostile program may write
+    anything."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

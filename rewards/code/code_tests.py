@@ -118,7 +118,7 @@ def pool(owner: int, demand: Demand) -> Pool:
 
 
 def last_block(answer: str) -> str | None:
-    """What stands in the last fenced block, be it closed or not; None without one."""
+    """Return what stands in the last fenced block, be it closed or not; None without one."""
     found: str | None = None
     fence, lines = "", list[str]()
     for line in answer.splitlines():

@@ -193,9 +193,9 @@ class ChatApi:
         read: Callable[[str], Read],
         number: int = 0,
     ) -> Read:
-        """What `read` makes of the model's text, which is kept if that does not raise. `more` are
-        further fields of the request; answers of other numbers are others. Raises EngineError,
-        OutOfReach."""
+        """Return what `read` makes of the model's text, which is kept if that does not raise.
+        `more` are further fields of the request; answers of other numbers are others. Raises
+        EngineError, OutOfReach."""
         bound = {self._settings.token_field: self._max_new_tokens}
         named = {"model": self._settings.model, "messages": messages}
         body = named | dict(more) | bound | self._settings.body
@@ -224,7 +224,7 @@ class ChatApi:
             await self._client.aclose()
 
     async def _ask(self, body: Mapping[str, Any]) -> str:
-        """What the model says. Raises EngineError, OutOfReach."""
+        """Return what the model says. Raises EngineError, OutOfReach."""
         began, since, bound = self._now, time.time(), self._settings.outage_s
         failed_at, wait_s, alone = began, _FIRST_WAIT_S, 0
         with ExitStack() as waiting:
@@ -255,8 +255,9 @@ class ChatApi:
         raise AssertionError("it is tried until it is answered or given up")
 
     async def _answers_others(self, since: float, error: _Busy) -> bool:
-        """Whether it replied to another question since then, or does so to a small one now: where
-        nobody else asks, nothing else tells a question that it cannot answer from an outage."""
+        """Return whether it replied to another question since then, or does so to a small one now:
+        where nobody else asks, nothing else tells a question that it cannot answer from an outage.
+        """
         if self._answered_at <= since and not error.is_turned_away:
             async with self._places:
                 if self._answered_at <= since:
@@ -265,7 +266,7 @@ class ChatApi:
         return self._answered_at > since
 
     def _probe(self) -> Mapping[str, Any]:
-        """A question that costs next to nothing."""
+        """Return a question that costs next to nothing."""
         asked = {"messages": [{"role": "user", "content": _PROBE}]}
         bound = {self._settings.token_field: _PROBE_TOKENS}
         return {"model": self._settings.model} | asked | bound | self._settings.body

@@ -99,7 +99,7 @@ class ExternalJudge:
 
 
 def _schema(settings: ExternalJudgeSettings) -> dict[str, Any]:
-    """A verdict on the scale; the reason comes first, so that the score follows from it."""
+    """Return a verdict on the scale; the reason comes first, so that the score follows from it."""
     low, high = sorted(settings.scale)
     score = {"type": "number", "minimum": low, "maximum": high}
     schema = {

@@ -106,7 +106,7 @@ def _value(name: str, transcript: Transcript) -> str:
 
 
 def _rubric(problem: Problem) -> str:
-    """A text as it is; of a list one line for each item. Raises ValueError."""
+    """Return a text as it is; of a list one line for each item. Raises ValueError."""
     held: Any = problem.reference
     given: Any = held.get(RUBRIC) if isinstance(held, dict) else None
     if not given:
@@ -125,7 +125,7 @@ def _without_rubric(reference: Json) -> Json:
 
 
 def _has(reference: Json, template: str) -> bool:
-    """Whether a reference holds all that a template shows of it."""
+    """Return whether a reference holds all that a template shows of it."""
     return not any(
         reference_fault(reference if key else _without_rubric(reference), [key])
         for key in reference_places(template)
@@ -223,13 +223,13 @@ def _check_pattern(pattern: str) -> None:
 
 
 def takes_reference_prompt(settings: JudgeQuestion, problem: Problem) -> bool:
-    """Whether a problem has what the `reference_prompt` shows, if there is one."""
+    """Return whether a problem has what the `reference_prompt` shows, if there is one."""
     other = settings.reference_prompt
     return bool(other) and _has(problem.reference, other)
 
 
 def asked_messages(settings: JudgeQuestion, transcript: Transcript) -> tuple[Message, ...]:
-    """What the judge is asked. Raises ValueError."""
+    """Return what the judge is asked. Raises ValueError."""
     system = (Message("system", settings.system),) if settings.system else ()
     by_reference = takes_reference_prompt(settings, transcript.problem)
     template = settings.reference_prompt if by_reference else settings.prompt

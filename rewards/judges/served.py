@@ -38,8 +38,8 @@ class AsksModel(Protocol):
         seed: int,
         timeout_s: float,
     ) -> tuple[str, bool]:
-        """What the model says next, without its thought, and whether that is all of it: of a turn
-        that was cut off or is broken, a thought may be in it."""
+        """Return what the model says next, without its thought, and whether that is all of it: of a
+        turn that was cut off or is broken, a thought may be in it."""
         ...
 
     async def choice_logprobs(
@@ -114,7 +114,7 @@ class Judge:
 
 
 def question(settings: JudgeSettings, transcript: Transcript) -> Problem:
-    """What the judge is asked. Raises ValueError."""
+    """Return what the judge is asked. Raises ValueError."""
     judged = transcript.problem
     asked = asked_messages(settings, transcript)
     return Problem(judged.id, judged.domain, asked, thinking=settings.thinking)

@@ -64,7 +64,7 @@ def same_expression(gold: str, answer: str, judge: Judge) -> bool:
 
 
 def _divides(text: str) -> list[str]:
-    """What stands under a line in one row and may go on or not: of `1/2x` the `/2x`."""
+    """Return what stands under a line in one row and may go on or not: of `1/2x` the `/2x`."""
     found = [re.sub(r"\s", "", each[0]) for each in _UNDER.finditer(text)]
     return sorted(each for each in found if not is_known(each.lstrip("/0123456789.")))
 
@@ -84,8 +84,8 @@ def _without_unit(text: str) -> tuple[str, str]:
 
 
 def _leaves_open(gold: str, answer: str) -> bool:
-    """Whether the answer has a sum, a product or a function to compute that the reference has not.
-    What has variables may be written in any way."""
+    """Return whether the answer has a sum, a product or a function to compute that the reference
+    has not. What has variables may be written in any way."""
     for function in _FUNCTIONS:
         if re.search(function, answer) and not re.search(function, gold):
             return True
@@ -95,9 +95,9 @@ def _leaves_open(gold: str, answer: str) -> bool:
 
 
 def _reorders(gold: str, answer: str) -> bool:
-    """Whether letters changed places that may not, as far as it can be seen: factors in capitals,
-    which may be matrices, and the letters of a word. Where something is divided, capitals are
-    numbers."""
+    """Return whether letters changed places that may not, as far as it can be seen: factors in
+    capitals, which may be matrices, and the letters of a word. Where something is divided, capitals
+    are numbers."""
     texts = [_COMMANDS.sub(" ", re.sub(r"\\frac", "/", text)) for text in (gold, answer)]
     words = [re.sub(r"\s", "", text) for text in (gold, answer)]
     if all(re.fullmatch(r"[a-z]{3,}", word) for word in words):

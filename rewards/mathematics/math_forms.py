@@ -68,7 +68,7 @@ class Interval(NamedTuple):
 
 
 def same(gold: str, answer: str, judge: Judge) -> bool:
-    """Whether they denote the same; both in the one way of `math_writing.plain`."""
+    """Return whether they denote the same; both in the one way of `math_writing.plain`."""
     gold, answer = (_BUILT.sub(r"\1", tight(text)) for text in (gold, answer))
     if not answer or not gold:
         return False
@@ -284,7 +284,8 @@ def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
 
 
 def _value_part(text: str) -> str:
-    """What is said of a tuple of names: `(x,y)=(1,2)` -> `(1,2)`; of a set, `S=` or `x\\in`."""
+    """Return what is said of a tuple of names: `(x,y)=(1,2)` -> `(1,2)`; of a set, `S=` or
+    `x\\in`."""
     text = re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text)
     found = re.match(rf"(?:{_NAMES.pattern}|[A-Za-z])=", text)
     return tight(text[found.end() :]) if found else text
@@ -329,7 +330,7 @@ def _cells(text: str) -> list[list[str]] | None:
 
 
 def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
-    """A name with its value, which is worth the value alone: `x=5` and `5`."""
+    """Return a name with its value, which is worth the value alone: `x=5` and `5`."""
     wanted, said = _EQUALS.split(gold), _EQUALS.split(answer)
     if any(_WORDS.search(part) for part in (*wanted[1:-1], *said[1:-1])):  # `x = 3 when y = 2`
         return False

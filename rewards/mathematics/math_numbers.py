@@ -131,7 +131,7 @@ def read_number(text: str) -> Number | None:
 
 
 def same_number(gold: Number, said: Number) -> bool:
-    """Whether `said` is the answer `gold`."""
+    """Return whether `said` is the answer `gold`."""
     if gold.base not in (0, 10):
         return (gold.base, gold.numeral) == (said.base, said.numeral)
     if said.base not in (0, 10) or _contradict(gold, said):
@@ -146,7 +146,7 @@ def same_number(gold: Number, said: Number) -> bool:
 
 
 def _contradict(gold: Number, said: Number) -> bool:
-    """Whether their units do."""
+    """Return whether their units do."""
     if said.may_be_variable and (not said.unit or said.unit != gold.unit):
         return True
     return (
@@ -171,7 +171,7 @@ def _readings(gold: Number, said: Number) -> list[tuple[Fraction, Fraction]]:
 
 
 def _is_rounded(exact: Fraction, shown: Fraction, digits: int) -> bool:
-    """Whether `shown` is a number without end, rounded to this many digits."""
+    """Return whether `shown` is a number without end, rounded to this many digits."""
     under = exact.denominator
     for prime in (2, 5):
         while under % prime == 0:
@@ -261,7 +261,7 @@ def _with_unit(
 
 
 def _is_whole(found: re.Match[str]) -> bool:
-    """Whether what stands below the line is 1."""
+    """Return whether what stands below the line is 1."""
     return [part for part in found.groups() if part][-1] == "1"
 
 
@@ -294,12 +294,14 @@ def read_unit(text: str) -> tuple[str, Fraction] | None:
 
 
 def is_short(text: str) -> bool:
-    """Whether it may as well be a variable: one letter right behind its number."""
+    """Return whether it may as well be a variable: one letter right behind its number."""
     return re.fullmatch(r"[A-Za-z](?:\^\{?-?\d\}?)?", text) is not None
 
 
 def is_known(text: str) -> bool:
-    """Whether every word in it is a unit or a scale that is known, so that none is a variable."""
+    """Return whether every word in it is a unit or a scale that is known, so that none is a
+    variable.
+    """
     words = [token for token in _TOKEN.findall(text) if token.isalpha()]
     return all(word in _KNOWN or word.lower() in {**_KNOWN, **_SCALES, **_POWERS} for word in words)
 

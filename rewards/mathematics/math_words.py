@@ -54,7 +54,7 @@ def choice_of(gold: str) -> Choice | None:
 
 
 def chosen_in(answer: str) -> Choice | None:
-    """What an answer chooses, no letter for several; None where it begins with no letter."""
+    """Return what an answer chooses, no letter for several; None where it begins with no letter."""
     answer = unmarked(answer)
     found = _CHOSEN.match(answer)
     if not found:
@@ -64,7 +64,8 @@ def chosen_in(answer: str) -> Choice | None:
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Whether they say the same in words, dates and times: case and full stops do not count."""
+    """Return whether they say the same in words, dates and times: case and full stops do not
+    count."""
     words = _words(gold)
     return bool(words) and words == _words(answer)
 
@@ -80,7 +81,7 @@ def _words(text: str) -> list[str]:
 
 
 def same_measure(gold: str, answer: str) -> bool:
-    """Whether they measure the same, where several units stand side by side in one of them:
+    """Return whether they measure the same, where several units stand side by side in one of them:
     `3 hr 20 min` is 200 minutes."""
     wanted, said = _measured(gold), _measured(answer)
     if wanted is None or said is None or (wanted.parts, said.parts) == (1, 1):
@@ -116,8 +117,8 @@ def _measured(text: str) -> Measure | None:
 
 
 def same_sizes(gold: str, answer: str) -> bool | None:
-    """Whether they are the same lengths of sides, in their order, as of a `3\\times4` matrix; None
-    where one is no such thing."""
+    """Return whether they are the same lengths of sides, in their order, as of a `3\\times4`
+    matrix; None where one is no such thing."""
     wanted, said = _SIZES.fullmatch(unmarked(gold)), _SIZES.fullmatch(unmarked(answer))
     if not wanted or not said:
         return None

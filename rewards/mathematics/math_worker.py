@@ -101,7 +101,7 @@ def _named(found: Any) -> Any:
 
 
 def _same_constant(exact: Any, said: Any, written: str) -> bool:
-    """Whether they are equal, or what was written is a rounding to six digits or more."""
+    """Return whether they are equal, or what was written is a rounding to six digits or more."""
     import sympy
 
     if exact == said or (exact.is_Rational and said.is_Rational):
@@ -118,7 +118,9 @@ def _same_constant(exact: Any, said: Any, written: str) -> bool:
 
 
 def _holds(gold: Any, answer: Any) -> bool:
-    """Whether two expressions are equal at points as well; what is no expression is not tried."""
+    """Return whether two expressions are equal at points as well; what is no expression is not
+    tried.
+    """
     import sympy
 
     if gold == answer or not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):

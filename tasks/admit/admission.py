@@ -97,8 +97,8 @@ async def admit(
     known: Mapping[str, Sequence[Refusal]] = _NONE,
     on_found: Callable[[Finding], None] = lambda found: None,
 ) -> list[Finding]:
-    """A finding for each problem, in order. Raises InputError for a curriculum that cannot solve
-    its own problems.
+    """Return a finding for each problem, in order. Raises InputError for a curriculum that cannot
+    solve its own problems.
 
     `turns`: most of an episode. Problems in `known` (by id) are not tried again; the findings on
     all others are handed to `on_found` as they come.

@@ -46,7 +46,7 @@ class Played:
 
     @property
     def told(self) -> list[str]:
-        """What tools answered."""
+        """Return what tools answered."""
         return [message.content for message in self.messages if message.role == "tool"]
 
 

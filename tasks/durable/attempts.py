@@ -158,7 +158,7 @@ def _pause(work: StageWork, place: RunPlace, seconds: float) -> None:
 
 
 def is_under_way(place: RunPlace, kind: str, digest: str) -> bool:
-    """Whether an attempt at the stage has started and is not over."""
+    """Return whether an attempt at the stage has started and is not over."""
     claims = Claims(place.store, kind, digest)
     newest = claims.latest()
     return newest is not None and newest.end is None and not _known_dead(place, claims, newest)
@@ -194,7 +194,9 @@ def _live_or_new(work: StageWork, place: RunPlace, claims: Claims) -> Claim:
 
 
 def _known_dead(place: RunPlace, claims: Claims, claim: Claim) -> bool:
-    """Whether an attempt of our own home has no live job; others are judged by their heartbeat."""
+    """Return whether an attempt of our own home has no live job; others are judged by their
+    heartbeat.
+    """
     if not _reachable(place, claim):
         return False
     began = time.monotonic()

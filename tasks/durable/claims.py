@@ -51,7 +51,7 @@ _DAMAGED = End(outcome="failed", message="what was written about it is damaged",
 
 
 def _is_cut_short(error: ValidationError) -> bool:
-    """Whether it is no JSON; a field of a newer version is no damage."""
+    """Return whether it is no JSON; a field of a newer version is no damage."""
     return error.errors()[0]["type"] == "json_invalid"
 
 

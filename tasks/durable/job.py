@@ -196,7 +196,7 @@ def _run(
 
 
 def _metrics(given: JobInput, made: object) -> Mapping[str, object]:
-    """What the body returned. Raises InputError for what is no dict."""
+    """Return what the body returned. Raises InputError for what is no dict."""
     if isinstance(made, Mapping):
         return cast("Mapping[str, object]", made)
     what = "nothing" if made is None else f"a {type(made).__name__}"
@@ -207,7 +207,7 @@ def _metrics(given: JobInput, made: object) -> Mapping[str, object]:
 
 
 def _verified(given: JobInput, spec: StageSpec, user: InstalledFiles) -> StageIdentity:
-    """What this process runs. Raises InputError unless it is what the digest was made of."""
+    """Return what this process runs. Raises InputError unless it is what the digest was made of."""
     inputs = {role: record.digest for role, record in given.inputs.items()}
     identity = replace(stage_identity(spec, inputs, user), again=given.again)
     if identity.digest != given.digest:
@@ -220,8 +220,8 @@ def _verified(given: JobInput, spec: StageSpec, user: InstalledFiles) -> StageId
 
 
 async def _until_stopped(body: Coroutine[Any, Any, object], stop: StopFlag) -> object:
-    """What the body returns. Raises Stopped when it is asked to stop and is far from its next step:
-    it is waiting for engines, or its steps are long."""
+    """Return what the body returns. Raises Stopped when it is asked to stop and is far from its
+    next step: it is waiting for engines, or its steps are long."""
     task = asyncio.ensure_future(body)
     left = STOP_GRACE_SECONDS
     while not task.done() and left > 0:

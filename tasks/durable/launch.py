@@ -51,7 +51,7 @@ PART_OF_JOB = "--"
 
 
 def title_of(job: str) -> str:
-    """What people call a job. Example: `cpu-demo-20260101-120000-ab12/agent-rl`"""
+    """Return what people call a job. Example: `cpu-demo-20260101-120000-ab12/agent-rl`"""
     return "/".join(job.split(PART_OF_JOB)[:2])
 
 

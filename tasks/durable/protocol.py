@@ -90,7 +90,8 @@ def dispatch(job: str, text: str, watch: JobWatcher) -> None:
 
 
 def said_of(job: str, line: str) -> str:
-    """A line of the job's log as a person reads it: an event in words, any other as it is."""
+    """Return a line of the job's log as a person reads it: an event in words, any other as it
+    is."""
     match _event(job, line):
         case {"event": "progress", "done": int(done), "total": int(total), "message": str(said)}:
             return f"{done} of {total}: {said}\n"

@@ -114,7 +114,9 @@ class JobReporter:
 
 
 async def saying_outages(body: Coroutine[Any, Any, object], reporter: JobReporter) -> object:
-    """What the body returns. Meanwhile each service of others that it waits for is said, once."""
+    """Return what the body returns. Meanwhile each service of others that it waits for is said,
+    once.
+    """
     watch = asyncio.create_task(_say_outages(reporter), name="outages")
     try:
         return await body

@@ -237,7 +237,7 @@ class StoredResults:
         self.store.write(_path(model, digest), seal(text))
 
     def _digest(self, spec: StageSpec, inputs: Mapping[str, str]) -> str:
-        """As a stage of this part alone would have it."""
+        """Return it as a stage of this part alone would have it."""
         return StageIdentity(spec.kind, spec_content(spec), dict(inputs), self.code).digest
 
 

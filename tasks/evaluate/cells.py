@@ -329,7 +329,7 @@ def _some_failed(domain: str, cells: Sequence[CellResult], num_models: int) -> S
 
 
 def _are_all_wrong(cells: Sequence[CellResult]) -> bool:
-    """Whether enough verdicts were given, and all of them say that an answer is wrong."""
+    """Return whether enough verdicts were given, and all of them say that an answer is wrong."""
     is_wrong = all(cell.score == 0 and not cell.failed for cell in cells)
     return is_wrong and sum(cell.asked for cell in cells) >= FEWEST
 

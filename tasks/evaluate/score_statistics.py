@@ -88,7 +88,7 @@ def chosen_by(proxies: Sequence[float], outcomes: Sequence[float], n: int) -> fl
 
 
 def best_of_n_kl(n: int) -> float:
-    """How far the best of n samples is from one sample, KL in nats: log n - (n - 1) / n."""
+    """Return how far the best of n samples is from one sample, KL in nats: log n - (n - 1) / n."""
     return math.log(n) - (n - 1) / n
 
 

@@ -137,7 +137,7 @@ class ModelResults:
 
     @classmethod
     def decoded(cls, kept: Mapping[str, Any], name: str) -> ModelResults:
-        """What was kept, perhaps under another name."""
+        """Return what was kept, perhaps under another name."""
         cells = [CellResult(**cell) for cell in kept["cells"]]
         kinds = {cell.kind for cell in cells}
         names = {kept["name"]: name, kept["name"] + NOTHINK: name + NOTHINK}

@@ -97,8 +97,8 @@ def _by_metric(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], li
 def _bounds(
     value: float, values: Sequence[float], error: float | None
 ) -> tuple[float | None, float | None]:
-    """As our own scores have them where a document's value is between 0 and 1; else of the standard
-    error that lm-eval gives, which is a bootstrap's for metrics that are no mean."""
+    """Return them as our own scores have them where a document's value is between 0 and 1; else of
+    the standard error that lm-eval gives, which is a bootstrap's for metrics that are no mean."""
     if values and all(0 <= each <= 1 for each in values):
         low, high = interval(values)
         return min(low, value), max(high, value)  # rounding may leave 0 outside
@@ -151,8 +151,8 @@ async def run(spec: LmEvalSpec, context: StageContext) -> dict[str, float]:
 
 
 async def _earlier(spec: LmEvalSpec, context: StageContext) -> dict[str, dict[str, Any]]:
-    """What stages of the same settings and code found earlier, by model: it depends on that model
-    alone, so a further round asks its own model only."""
+    """Return what stages of the same settings and code found earlier, by model: it depends on that
+    model alone, so a further round asks its own model only."""
     found: dict[str, dict[str, Any]] = {}
     for name in context.inputs:
         digest = _digest(context, name)
@@ -200,7 +200,7 @@ def _order(spec: LmEvalSpec, context: StageContext, model: Path, url: str) -> Or
 
 
 async def ordered(order: Order, name: str, context: StageContext) -> dict[str, Any]:
-    """What the harness finds; its process ends before this returns or raises."""
+    """Return what the harness finds; its process ends before this returns or raises."""
     log = context.scratch / f"lm-eval-{name}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -249,7 +249,7 @@ def _note(name: str, found: Mapping[str, Any]) -> bytes:
 
 
 def _noted(context: StageContext) -> dict[str, dict[str, Any]]:
-    """What earlier attempts found, by model."""
+    """Return what earlier attempts found, by model."""
     notes = [json.loads(note) for note in context.checkpoints.notes("rollouts", 0)]
     return {note["name"]: note["found"] for note in notes}
 

@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def evaluated(order: Order, say: Callable[[int, int], None]) -> dict[str, Any]:
-    """What `tasks.lm_eval.body` reads. Raises InputError for unknown tasks, EngineError."""
+    """Return what `tasks.lm_eval.body` reads. Raises InputError for unknown tasks, EngineError."""
     from lm_eval.evaluator import evaluate
 
     loaded = _loaded(order)

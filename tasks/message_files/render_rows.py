@@ -56,8 +56,8 @@ class Renderer:
         return made
 
     def prompt_ids(self, problem: Problem) -> list[int]:
-        """A prompt's tokens. Raises BadRow where the template refuses it, and where it leaves no
-        room for an answer."""
+        """Return a prompt's tokens. Raises BadRow where the template refuses it, and where it
+        leaves no room for an answer."""
         try:
             tokens = self.chat.prompt_ids(problem)
         except InputError as error:
@@ -67,8 +67,9 @@ class Renderer:
         return tokens
 
     def lacks_thought(self, conversation: Conversation) -> bool:
-        """Whether it shows no thought to a model whose template opens one in every turn: then its
-        answers are trained after another header than the one that the model is asked with."""
+        """Return whether it shows no thought to a model whose template opens one in every turn:
+        then its answers are trained after another header than the one that the model is asked with.
+        """
         if self.chat.mode.thoughts is not Thoughts.ALWAYS:
             return False
         said = (m for m in conversation.messages if m.role == "assistant")

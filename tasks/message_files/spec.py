@@ -29,11 +29,11 @@ class RowFiles(Config):
     there are fewer); with more the stage stops and names the first"""
 
     def conversations(self, row: Mapping[str, Any]) -> Sequence[Conversation]:
-        """What a row says. Raises BadRow."""
+        """Return what a row says. Raises BadRow."""
         raise NotImplementedError
 
     def renderer(self, of_model: Renderer) -> Renderer:
-        """What makes tokens of its rows, for a model whose conversations another renders."""
+        """Return what makes tokens of its rows, for a model whose conversations another renders."""
         return of_model
 
 

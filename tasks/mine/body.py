@@ -114,8 +114,8 @@ def count(
 
 
 def transcript_of(chat: ChatFormat, problem: Problem, sample: Sample) -> Transcript:
-    """A sample as rewards see its rollout, read back from its tokens. What a tool or a harness said
-    is as the chat template writes it."""
+    """Return a sample as rewards see its rollout, read back from its tokens. What a tool or a
+    harness said is as the chat template writes it."""
     start = sample.num_prompt_tokens
     mask = sample.loss_mask[start:]
     edges = ((mask[1:] != mask[:-1]).nonzero()[0] + 1).tolist() if len(mask) else []
@@ -169,7 +169,8 @@ def write(
 
 
 def _shown(tallies: Sequence[Tally], kind: str) -> dict[str, float]:
-    """How often one pathology is: `rate` is the mean share over problems, with its interval."""
+    """Return how often one pathology is: `rate` is the mean share over problems, with its
+    interval."""
     shares = [t.shown[kind] / t.rollouts for t in tallies]
     low, high = interval(shares)
     return {

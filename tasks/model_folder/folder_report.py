@@ -81,7 +81,7 @@ def chat_problems(folder: Path, shape: ModelShape | None, template: str) -> Iter
 
 
 def chat_notes(folder: Path, template: str) -> Iterator[str]:
-    """What is good to know of chat parts that can be used, each beginning with the file."""
+    """Yield what is good to know of chat parts that can be used, each beginning with the file."""
     from engines.chat import Chat
 
     yield from Chat.load(folder, template).notes()
@@ -108,7 +108,7 @@ def _left_out(chat: Chat, tokens: list[int]) -> Iterator[str]:
 
 
 def _conversations(chat: Chat) -> Iterator[tuple[Problem, list[Message]]]:
-    """What training will ask of the template: an answer, a thought, a tool's result."""
+    """Yield what training will ask of the template: an answer, a thought, a tool's result."""
     user = (Message("user", _ASKED),)
     yield Problem("import", "import", user), [Message("assistant", _ANSWERED)]
     if chat.is_thinking_switchable:

@@ -49,7 +49,7 @@ _CODE = (Path(__file__), Path(str(gguf_tokenizer.__file__)))
 
 
 def is_gguf(place: str) -> bool:
-    """Whether what a person named is such a file, and not a folder."""
+    """Return whether what a person named is such a file, and not a folder."""
     return is_packaged(place) or place.lower().endswith(ENDING)
 
 
@@ -285,7 +285,7 @@ def _tensors(
 
 
 def _common_type(tensors: Mapping[str, Any]) -> str:
-    """Which all weights can be written in without a loss."""
+    """Return which all weights can be written in without a loss."""
     import numpy as np
 
     kinds = {tensor.tensor_type.name for tensor in tensors.values() if len(tensor.shape) > 1}
@@ -303,7 +303,7 @@ _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 def _write_weights(
     file: Path, tensors: Sequence[tuple[str, tuple[int, ...], Any, int]], kind: str
 ) -> None:
-    """As safetensors, one tensor in memory at a time."""
+    """Write them as safetensors, one tensor in memory at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, size, _, _ in tensors:

@@ -51,7 +51,7 @@ class ModelFiles:
         self._check_links()
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
+        """Return a whole file."""
         with self._explained(name):
             return self._fs.cat_file(self._path(name))
 
@@ -145,8 +145,8 @@ def _denied(error: OSError) -> str:
 
 
 def expanded(folder: str) -> str:
-    """What fsspec opens: `~` and environment variables filled in, a hub's revision made a commit, a
-    GGUF file made a folder.
+    """Return what fsspec opens: `~` and environment variables filled in, a hub's revision made a
+    commit, a GGUF file made a folder.
 
     Raises InputError, StorageError for a model that is not there."""
     if is_hub_name(folder):
@@ -186,12 +186,14 @@ def model_beside(model: str, recipe: Path) -> str:
 
 
 def template_beside(template: str, recipe: Path) -> str:
-    """A file's path made absolute, as `beside` does; the name of a template that ships stays."""
+    """Return a file's path made absolute, as `beside` does; the name of a template that ships
+    stays.
+    """
     return beside(template, recipe) if {"/", "."} & {*template} else template
 
 
 def beside(folder: str, recipe: Path) -> str:
-    """A relative path made absolute: it is meant relative to the recipe's folder."""
+    """Return a relative path made absolute: it is meant relative to the recipe's folder."""
     if "://" in folder or folder.startswith("$") or is_hub_name(folder) or is_packaged(folder):
         return folder
     # Links stay: in the cache of a hub they have the names, and what they lead to has none.

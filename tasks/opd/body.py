@@ -95,7 +95,7 @@ def check_same_tokens(student: Path, teachers: Mapping[str, Path]) -> None:
 
 
 def other_tokens(student: Chat, teacher: Chat) -> str:
-    """What makes tokens mean something else to the teacher; empty if nothing does."""
+    """Return what makes tokens mean something else to the teacher; empty if nothing does."""
     if said := other_vocabulary(student, teacher):
         return said
     if teacher.prompt_ids(_PROBE) != student.prompt_ids(_PROBE):
@@ -104,7 +104,7 @@ def other_tokens(student: Chat, teacher: Chat) -> str:
 
 
 def other_vocabulary(student: Chat, teacher: Chat) -> str:
-    """How their ids differ; empty if they do not."""
+    """Return how their ids differ; empty if they do not."""
     if teacher.vocabulary == student.vocabulary:
         return ""
     return f"tokenizer ({_difference(student.vocabulary, teacher.vocabulary)})"

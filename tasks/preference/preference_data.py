@@ -310,13 +310,13 @@ class PreferenceSupply:
         return np.unique([side for n in numbers for side in self._sides[self._of(n)]]).tolist()
 
     def _of(self, number: int | np.int64) -> slice:
-        """Which of the sides a comparison has."""
+        """Return which of the sides a comparison has."""
         end = int(self._ends[number])
         return slice(end - self._found.sizes[number], end)
 
     def _calls(self, asked: Sequence[int]) -> Iterator[tuple[int, int, list[TokenSequence]]]:
-        """What the reference is asked at once, by places in `asked`. How much does not hang on the
-        clock: a repeated attempt gets the same bits."""
+        """Yield what the reference is asked at once, by places in `asked`. How much does not hang
+        on the clock: a repeated attempt gets the same bits."""
         first, tokens, sequences = 0, 0, list[TokenSequence]()
         for at, answer in enumerate(asked):
             own = self._found.answers[answer]

@@ -58,7 +58,7 @@ class HeldOutReport:
     by_length: Sequence[PairGroup] = field(default=())
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """What the artifact keeps of it; nothing where no pair was held out."""
+        """Yield what the artifact keeps of it; nothing where no pair was held out."""
         if self.pairs:
             yield HELD_OUT_FILE, json.dumps(_plain(self), indent=1)
 

@@ -316,7 +316,7 @@ async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, 
 
 
 def is_nothing_mined(context: StageContext) -> bool:
-    """Whether the stage is given the problems of a `mine`, and there are none."""
+    """Return whether the stage is given the problems of a `mine`, and there are none."""
     return MINED in context.inputs and not read_admitted(context.inputs[MINED])
 
 

@@ -58,8 +58,8 @@ class RlCounts:
         return {**named, "too old to train on": old} if old else named
 
     def state(self) -> dict[str, dict[str, int]]:
-        """What `restore` takes. Example: {"rollouts": {"completed": 30, "truncated": 2}, "groups":
-        {"sampled": 4, "trained on": 3, "filtered: equal_rewards": 1}}"""
+        """Return what `restore` takes. Example: {"rollouts": {"completed": 30, "truncated": 2},
+        "groups": {"sampled": 4, "trained on": 3, "filtered: equal_rewards": 1}}"""
         return {"rollouts": dict(self._rollouts), "groups": dict(self._groups)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ WINDOW = 3
 
 @dataclass(slots=True)
 class Sums:
-    """As large after many steps as after few; saved with the stage's checkpoints."""
+    """Sums that are as large after many steps as after few; saved with the stage's checkpoints."""
 
     count: int = 0
     total: float = 0.0

@@ -153,7 +153,7 @@ def _best_of_n(compared: Sequence[tuple[list[float], list[float]]]) -> Iterator[
 
 
 def point_metrics(points: Mapping[str, ScorePoint]) -> dict[str, float]:
-    """As they go to the tracker."""
+    """Return them as they go to the tracker."""
     metrics: dict[str, float] = {}
     for domain, point in points.items():
         if point.outcome is not None:

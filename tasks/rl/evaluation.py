@@ -25,7 +25,7 @@ from tasks.stage import StageContext
 def evaluator_of(
     settings: Evaluation | None, roller: RollsGroups, domains: Sequence[LiveDomain], seed: int
 ) -> Evaluator | None:
-    """What the settings ask for, with its problems drawn. Raises InputError."""
+    """Return what the settings ask for, with its problems drawn. Raises InputError."""
     if settings is None:
         return None
     return Evaluator(

@@ -132,14 +132,14 @@ class RlSettings(PolicySettings):
 
     @property
     def drops_groups(self) -> bool:
-        """Whether a group may be dropped and replaced, once it is judged."""
+        """Return whether a group may be dropped and replaced, once it is judged."""
         if self.group_filter.name == "can-teach":
             return "spread" in self.algorithm.needs
         return self.group_filter.name != "every"
 
     @property
     def critic_role(self) -> CriticSettings | None:
-        """What its critic is trained with; None if its algorithm has none."""
+        """Return what its critic is trained with; None if its algorithm has none."""
         return (self.critic or CriticSettings()) if "critic" in self.algorithm.needs else None
 
     @property
@@ -274,7 +274,7 @@ def _component_problems(domain: Domain, settings: RlSettings) -> Iterator[str]:
 
 
 def critic_problems(settings: RlSettings) -> Iterator[str]:
-    """A critic that nothing asks, and one whose first steps alone are the whole stage."""
+    """Yield a critic that nothing asks, and one whose first steps alone are the whole stage."""
     role = settings.critic_role
     if role is None and settings.critic is not None:
         yield (

@@ -85,7 +85,9 @@ def data_source_of(spec: RlSpec, domains: Sequence[LiveDomain], notes: Notes) ->
 
 
 async def open_filter(stack: AsyncExitStack, settings: RlSettings) -> AskFilter:
-    """A filter of the user's own gets a process, which ends with the stack. Raises InputError."""
+    """A filter of the user's own gets a process, which ends with the stack. Raises
+    InputError.
+    """
     named, needs_spread = settings.group_filter, "spread" in settings.algorithm.needs
     if named.name in FILTERS:
         return in_process(build_filter(named.name, named.options, needs_spread))

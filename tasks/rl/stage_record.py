@@ -255,7 +255,7 @@ class RlRecord:
         }
 
     def _teachers(self) -> dict[str, float]:
-        """How far they are at either end, all and each domain's, where there are any."""
+        """Return how far they are at either end, all and each domain's, where there are any."""
         ends = (s.ends(name) for name, s in self._sums.items() if name.startswith("teacher_kl"))
         return {name: value for each in ends for name, value in each.items()}
 
@@ -276,7 +276,7 @@ class RlRecord:
 
     @property
     def score(self) -> float:
-        """What makes one checkpoint better than another: the last mean outcome."""
+        """Return what makes one checkpoint better than another: the last mean outcome."""
         return self._last_outcome
 
     @property
@@ -293,7 +293,7 @@ class RlRecord:
         Gallery(self._gallery.chat).write(folder, rows, statement, self._is_shown)
 
     def _is_shown(self, label: str) -> bool:
-        """Whether rollouts of this label, which were when they were noted, still are."""
+        """Return whether rollouts of this label, which were when they were noted, still are."""
         step = int(label.rpartition(" ")[2])
         if label.startswith(_EVALUATION):
             return step in self._shown_evaluations.tokens

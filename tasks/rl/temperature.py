@@ -337,7 +337,7 @@ def control_of(
     domains: Sequence[LiveDomain],
     policy: PublishedPolicy,
 ) -> TemperatureControl | None:
-    """What the settings ask for; None where the temperature stays. Raises InputError."""
+    """Return what the settings ask for; None where the temperature stays. Raises InputError."""
     settings, start = spec.settings.temperature_search, spec.settings.algorithm.temperature
     if settings is None:
         return None

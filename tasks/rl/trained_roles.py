@@ -79,7 +79,7 @@ def consumer_of(
     policy: PublishedWeights,
     before_publish: BeforePublish = at_once,
 ) -> Consumer:
-    """What makes a stage's optimizer steps."""
+    """Return what makes a stage's optimizer steps."""
     return Consumer(
         trainer=roles.trainer,
         policy=policy,
@@ -124,7 +124,7 @@ async def lease_roles(
 
 
 def _weights(context: StageContext) -> WeightTransport:
-    """How they reach the servers, in a folder of the stage's own."""
+    """Return how they reach the servers, in a folder of the stage's own."""
     wanted = context.resources.weights
     url = wanted.url and f"{wanted.url.rstrip('/')}/{context.folder_name}"
     return wanted.model_copy(update={"url": url})

@@ -233,7 +233,7 @@ class Rollers:
 
 
 def _shared(setup: WorkerSetup) -> object:
-    """A reference, from which every worker takes it."""
+    """Return a reference, from which every worker takes it."""
     connect()
     import ray
 

@@ -184,8 +184,8 @@ def _write(spec: ScreenSpec, out: Path, screened: Sequence[Screened]) -> None:
 
 
 def _rates(each: Screened) -> list[dict[str, object]]:
-    """A row for each problem. The pass rate and its 95% interval are of the first answers: those
-    of later rounds end with the first that is right, so their share says too much."""
+    """Return a row for each problem. The pass rate and its 95% interval are of the first answers:
+    those of later rounds end with the first that is right, so their share says too much."""
     rows: list[dict[str, object]] = []
     for tally, pool in zip(each.tallies, each.pools, strict=True):
         first = [1.0] * tally.first_right + [0.0] * (tally.first_judged - tally.first_right)

@@ -60,7 +60,7 @@ class ScreenSettings(Config):
 
     @property
     def goes_on(self) -> bool:
-        """Whether more than the first answers are drawn."""
+        """Return whether more than the first answers are drawn."""
         return any(pool in BEYOND_FIRST for pool in self.keep)
 
     @property

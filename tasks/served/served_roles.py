@@ -58,7 +58,7 @@ class ServedRole:
 
     @property
     def server_fleet(self) -> FleetSpec:
-        """What its servers are started with."""
+        """Return what its servers are started with."""
         if not self.has_head:
             return self.fleet
         options = {**self.fleet.sglang, "is_embedding": True}
@@ -66,7 +66,7 @@ class ServedRole:
 
 
 def is_role(name: str) -> bool:
-    """Whether an input of a stage is such a model."""
+    """Return whether an input of a stage is such a model."""
     return name.startswith(INPUT)
 
 
@@ -119,7 +119,7 @@ _STAGE = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def is_stage(model: str) -> bool:
-    """Whether a served model is named as a stage of the recipe, and not by its folder."""
+    """Return whether a served model is named as a stage of the recipe, and not by its folder."""
     return not is_hub_name(model) and _STAGE.fullmatch(model) is not None
 
 

@@ -47,7 +47,7 @@ class UserFailed(Exception):
 
 class SaysNext(Protocol):
     async def __call__(self, problem: Problem, seed: int) -> str:
-        """What the user says after `problem.messages`, as its model sees them. Raises
+        """Return what the user says after `problem.messages`, as its model sees them. Raises
         TributaryError."""
         ...
 
@@ -149,7 +149,7 @@ class _UserEpisode:
 
 
 def _turned(messages: Sequence[Message]) -> list[Message]:
-    """What was said, with the roles exchanged; turns that only call tools are not heard."""
+    """Return what was said, with the roles exchanged; turns that only call tools are not heard."""
     return [
         Message("user" if m.role == "assistant" else "assistant", m.content)
         for m in messages

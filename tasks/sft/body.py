@@ -116,7 +116,7 @@ class SftRecord:
 
     @property
     def score(self) -> float:
-        """What makes one checkpoint better than another: the lower mean loss."""
+        """Return what makes one checkpoint better than another: the lower mean loss."""
         return -fmean(self._last["loss"])
 
     @property

@@ -114,7 +114,7 @@ def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path], scratch: P
 
 
 def said_of_unrendered(unrendered: Sequence[str]) -> str:
-    """How many there are, and the first of them with the reason."""
+    """Return how many there are, and the first of them with the reason."""
     first = "; ".join(unrendered[:_NAMED])
     return f"{len(unrendered)} conversations cannot be rendered and were left out: {first}"
 

@@ -57,11 +57,11 @@ class Supply(Protocol[B]):
         ...
 
     def warnings(self) -> Iterator[str]:
-        """What was left out since the last call, for a person."""
+        """Return what was left out since the last call, for a person."""
         ...
 
     def conclusions(self) -> Iterator[StageWarning]:
-        """What a person must know of what was trained on, at the end of the stage."""
+        """Return what a person must know of what was trained on, at the end of the stage."""
         ...
 
     def save(self, folder: Path) -> None:

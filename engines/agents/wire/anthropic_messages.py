@@ -207,7 +207,7 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """A block as it begins, and what fills it."""
+    """Return a block as it begins, and what fills it."""
     if block["type"] == "tool_use":
         text = arguments_text(ToolCall(block["name"], block["input"]))
         deltas = ({"type": "input_json_delta", "partial_json": piece} for piece in pieces(text))

@@ -126,14 +126,14 @@ def in_order(said: Iterable[Said]) -> tuple[Message, ...]:
 
 
 def tool_of(name: str, description: str | None, schema: Mapping[str, Any] | None) -> Tool:
-    """A function with its parameters as a JSON schema."""
+    """Return a function with its parameters as a JSON schema."""
     parameters = dict(schema) if schema else {"type": "object", "properties": {}}
     said = description or ""
     return Tool.of_function({"name": name, "description": said, "parameters": parameters})
 
 
 def call_of(name: str, arguments: str, where: str) -> ToolCall:
-    """A call that comes back in a history. Raises Refusal."""
+    """Return a call that comes back in a history. Raises Refusal."""
     try:
         read_arguments: Any = orjson.loads(arguments) if arguments.strip() else {}
     except orjson.JSONDecodeError as error:

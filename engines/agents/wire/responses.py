@@ -229,7 +229,8 @@ def _functions(tools: Sequence[ResponsesTool], namespace: str = "") -> Iterator[
 
 
 def _joined(namespace: str | None, name: str) -> str:
-    """As the policy sees a function's name. Names have no dots of their own in this format."""
+    """Return a function's name as the policy sees it. Names have no dots of their own in this
+    format."""
     return f"{namespace}.{name}" if namespace else name
 
 
@@ -253,7 +254,7 @@ def _output(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What fills an item that was added."""
+    """Yield what fills an item that was added."""
     if item["type"] == "function_call":
         for piece in pieces(item["arguments"]):
             yield "response.function_call_arguments.delta", {"delta": piece}

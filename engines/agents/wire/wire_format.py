@@ -26,12 +26,12 @@ class WireFormat(Protocol):
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether a request may name an earlier answer instead of sending what led to it."""
+        """Return whether a request may name an earlier answer instead of sending what led to it."""
         ...
 
     @property
     def body(self) -> type[BaseModel]:
-        """What of a request is read."""
+        """Return what of a request is read."""
         ...
 
     def request(self, body: bytes) -> Request:
@@ -53,11 +53,11 @@ class WireFormat(Protocol):
         ...
 
     def error_event(self, refusal: Refusal) -> bytes:
-        """An error in a stream that has begun."""
+        """Return an error in a stream that has begun."""
         ...
 
     def sign_of_life(self) -> bytes:
-        """What a stream says while the policy thinks."""
+        """Return what a stream says while the policy thinks."""
         ...
 
 

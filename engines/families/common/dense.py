@@ -132,7 +132,7 @@ def refuse_window(shape: ModelShape, window: Any, without: str) -> ModelShape:
 
 
 def is_fp8(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that its weights are FP8."""
+    """Return whether a config.json says that its weights are FP8."""
     quantised = config.get("quantization_config")
     return isinstance(quantised, dict) and quantised.get("quant_method") == "fp8"
 

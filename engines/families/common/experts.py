@@ -45,7 +45,7 @@ class Mixture:
     """feed-forward width of the shared experts, which every token passes; 0: there are none"""
 
     def is_routed(self, layer: int) -> bool:
-        """Whether this layer has experts."""
+        """Return whether this layer has experts."""
         return layer not in self.dense_layers
 
     @property

@@ -166,7 +166,7 @@ class ModelShape:
         return sum(map(self.is_routed, range(self.num_layers)))
 
     def is_routed(self, layer: int) -> bool:
-        """Whether this layer has experts."""
+        """Return whether this layer has experts."""
         return self.mixture is not None and self.mixture.is_routed(layer)
 
     @property
@@ -182,8 +182,8 @@ class ModelShape:
         return total
 
     def is_kept(self, name: str) -> bool:
-        """Whether a stored tensor is not trained, and kept as it is: a table of rotary angles, or a
-        part of a layer for multi-token prediction."""
+        """Return whether a stored tensor is not trained, and kept as it is: a table of rotary
+        angles, or a part of a layer for multi-token prediction."""
         last = self.num_layers + self.num_extra_layers
         extra = tuple(f"{LAYERS}.{number}." for number in range(self.num_layers, last))
         return is_computed(name) or name.startswith(extra)

@@ -54,13 +54,13 @@ def positive_int(config: Mapping[str, Any], key: str, default: int | None = None
 
 
 def non_negative_int(config: Mapping[str, Any], key: str, default: int) -> int:
-    """A number of things that there may be none of."""
+    """Return a number of things that there may be none of."""
     value = config.get(key, default)
     return 0 if type(value) is int and value == 0 else positive_int({key: value}, key)
 
 
 def positive(config: Mapping[str, Any], key: str, default: float) -> float:
-    """A finite number above 0, or `default` where the key is missing or null."""
+    """Return a finite number above 0, or `default` where the key is missing or null."""
     value = default if config.get(key) is None else config[key]
     if (
         isinstance(value, bool)
@@ -112,7 +112,7 @@ class Yarn:
         ]
 
     def _place(self, turns: float, theta: float, count: int) -> float:
-        """Which of the speeds turns so often within the positions of before."""
+        """Return which of the speeds turns so often within the positions of before."""
         return (
             count * math.log(self.original_max_positions / (2 * math.pi * turns)) / math.log(theta)
         )
@@ -211,7 +211,7 @@ def read_rope(
 
 
 def stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says under either spelling. Raises InputError."""
+    """Return what config.json says under either spelling. Raises InputError."""
     stated: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         part = config.get(key) or {}

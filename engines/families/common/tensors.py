@@ -52,7 +52,7 @@ class HfTensor:
 
     @property
     def is_split_by_inputs(self) -> bool:
-        """Whether tensor-parallel ranks share out a matrix's columns, not its rows."""
+        """Return whether tensor-parallel ranks share out a matrix's columns, not its rows."""
         return self.rows == ("hidden",)
 
 
@@ -77,7 +77,8 @@ class TensorTable:
     def of_parameter(
         self, name: str, first_layer: int = 0, first_expert: int = 0
     ) -> tuple[HfTensor, ...]:
-        """What a Megatron parameter of the rank whose first layer and expert these are is made of.
+        """Return what a Megatron parameter of the rank whose first layer and expert these are is
+        made of.
 
         Example: "decoder.layers.0.mlp.linear_fc2.weight", 4 -> model.layers.4.mlp.down_proj.weight
         """
@@ -143,5 +144,7 @@ def linear_layers(parameters: Parameters) -> Iterator[tuple[str, HfTensor]]:
 
 
 def is_computed(name: str) -> bool:
-    """Whether a stored tensor is a table of rotary angles, which every engine computes itself."""
+    """Return whether a stored tensor is a table of rotary angles, which every engine computes
+    itself.
+    """
     return _COMPUTED.fullmatch(name) is not None

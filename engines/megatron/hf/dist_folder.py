@@ -46,7 +46,7 @@ _LARGEST = 1 << 30
 
 
 def is_dist_folder(names: Collection[str]) -> bool:
-    """Whether a folder with these files is one."""
+    """Return whether a folder with these files is one."""
     return all(name in names for name in INDEX_FILES)
 
 
@@ -79,8 +79,9 @@ class DistWeights:
         """of all layers' or experts' parameters of a kind, the one that was read last"""
 
     def read(self, name: str, layer: int | None, num_layers: int) -> Tensor:
-        """A parameter; `name` is that of one layer, without its prefix, where `layer` is given. Ask
-        for all layers of one name, as `parameters` does: what is stored in one is then read once.
+        """Return a parameter; `name` is that of one layer, without its prefix, where `layer` is
+        given. Ask for all layers of one name, as `parameters` does: what is stored in one is then
+        read once.
         """
         of_expert = _EXPERT.fullmatch(name)
         kind = f"mlp.experts.experts.{of_expert[2]}" if of_expert else name
@@ -102,7 +103,7 @@ class DistWeights:
         return whole
 
     def _key(self, name: str, layer: int | None, num_layers: int) -> tuple[str, bool]:
-        """What it is stored as, and whether with all other layers."""
+        """Return what it is stored as, and whether with all other layers."""
         for known in (name, _FUSED.get(name, name)):
             if layer is None and known in self.sizes:
                 return known, False

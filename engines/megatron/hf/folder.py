@@ -40,7 +40,7 @@ class HfWeights:
             )
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor on the CPU, in the type it is stored in."""
+        """Return a whole tensor on the CPU, in the type it is stored in."""
         self.require([name])
         return self._opened(self.file_of[name]).get_tensor(name)
 

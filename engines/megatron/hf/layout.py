@@ -94,7 +94,7 @@ class ServedWeight:
         return [(tensor.name, tensor.size(axes)) for tensors in ranks for tensor in tensors]
 
     def gives(self, index: int, to: int) -> bool:
-        """Whether rank `index` of a stage has a shard that rank `to` needs for the whole."""
+        """Return whether rank `index` of a stage has a shard that rank `to` needs for the whole."""
         return index != to and index // self.num_shards == to // self.num_shards
 
     @torch.no_grad()
@@ -257,7 +257,7 @@ def _own_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterato
 
 
 def served_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> list[ServedWeight]:
-    """What this rank's pipeline stage gives to servers."""
+    """Return what this rank's pipeline stage gives to servers."""
     own = _own_weights(model, shape, layout)
     return [ServedWeight(weight, shape, layout.parallel) for weight in own]
 

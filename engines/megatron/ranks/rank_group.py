@@ -219,7 +219,8 @@ class RankLease(StageLease):
         return await cls.take(request, what=what, prepare_s=_START_S, owner=owner)
 
     def shipped(self, samples: Sequence[Sample]) -> Any:
-        """A reference to a step's samples in Ray's store: put there once, freed by the next."""
+        """Return a reference to a step's samples in Ray's store: put there once, freed by the
+        next."""
         if self._shipped[0] is not samples or self._shipped[1] is None:
             import ray
 

@@ -125,13 +125,13 @@ class RankUnits:
         return rank_place(_number(name), [host.num_gpus for host in self._agent.hosts.known], tp)
 
     def _is_astray(self, name: str, rank: RunningRank, tp: int) -> bool:
-        """Whether it runs elsewhere than it belongs: hosts came or went, or its neighbours are on
-        another one."""
+        """Return whether it runs elsewhere than it belongs: hosts came or went, or its neighbours
+        are on another one."""
         host = self._agent.hosts.known[self._place(name, tp)[0]]
         return self._hosts[name] != host or rank.gpu != self._gpu(name, tp)
 
     async def _started(self, name: str, tp: int) -> RunningRank:
-        """A new process for this rank; takes as long as its imports."""
+        """Return a new process for this rank; takes as long as its imports."""
         index, device = self._place(name, tp)
         host = self._hosts[name] = self._agent.hosts.known[index]
         environment = dict(_CPU_ENV)
@@ -182,7 +182,7 @@ async def _answers(rank: RunningRank) -> bool:
 
 
 async def _is_dead(rank: RunningRank) -> bool:
-    """Whether Ray knows that it died; one that was leased just now answers late."""
+    """Return whether Ray knows that it died; one that was leased just now answers late."""
     from ray.exceptions import ActorDiedError
 
     try:

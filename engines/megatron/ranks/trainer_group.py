@@ -95,7 +95,7 @@ class TrainerGroup(RankGroup):
         return await self._work("reward_steps", _tokens(batches), loss, batches)
 
     async def rewards(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        """What a reward model says of each sequence."""
+        """Return what a reward model says of each sequence."""
         tokens = sum(len(sequence.tokens) for sequence in sequences)
         return await self._work("rewards", tokens, sequences)
 
@@ -107,7 +107,7 @@ class TrainerGroup(RankGroup):
         return await self._step("rl_step", inputs)
 
     async def token_rewards(self, inputs: StepInputs) -> Values:
-        """What the KL term adds to each token's reward; for `kl.place: reward`."""
+        """Return what the KL term adds to each token's reward; for `kl.place: reward`."""
         return await self._step("token_rewards", inputs)
 
     async def load_teachers(self, folders: Mapping[str, Path], served: Sequence[str] = ()) -> None:

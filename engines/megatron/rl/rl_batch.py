@@ -48,7 +48,7 @@ LEAST_LOGPROB = -1000.0
 
 
 def is_by_group(algorithm: Algorithm) -> bool:
-    """Whether nothing but its group's samples decides what a sample is worth, and no model's
+    """Return whether nothing but its group's samples decides what a sample is worth, and no model's
     numbers do."""
     advantage, kl = algorithm.advantage, algorithm.kl
     return (
@@ -123,11 +123,11 @@ class RlBatch:
             self._of_sample(self.engine_logprobs, n)[:] = self.engine(n)
 
     def engine(self, n: int) -> Floats:
-        """A sample's, whether they were filled in or not."""
+        """Return a sample's, whether they were filled in or not."""
         return np.maximum(self.samples[n].logprobs, LEAST_LOGPROB, dtype=np.float32)
 
     def _of_sample(self, values: NDArray[Any], n: int) -> NDArray[Any]:
-        """A view of a sample's own among [T] values."""
+        """Return a view of a sample's own among [T] values."""
         first = int(self.flat.starts[n])
         return values[first : first + int(self.flat.lengths[n])]
 
@@ -158,8 +158,8 @@ class RlBatch:
         teachers: TeacherScores | None = None,
         own: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> RlTargets:
-        """What the step's tokens are worth, before its first update; with `own`, those of these
-        samples, if nothing but its group decides what a sample is worth (`is_by_group`).
+        """Return what the step's tokens are worth, before its first update; with `own`, those of
+        these samples, if nothing but its group decides what a sample is worth (`is_by_group`).
 
         `trainer` and `reference` are logprobs of the present and the first weights on the tokens
         of `scored`, `values` the critic's [T] and `token_rewards` those of `kl_rewards`, where the
@@ -229,16 +229,16 @@ class RlBatch:
                 first, tokens = end, 0.0
 
     def scored(self, algorithm: Algorithm) -> FlatSequences:
-        """What the trainer and the reference score: the samples to train on, and where each token's
-        KL is part of the rewards that a group compares, the others as well."""
+        """Return what the trainer and the reference score: the samples to train on, and where each
+        token's KL is part of the rewards that a group compares, the others as well."""
         in_reward = algorithm.kl.coef and algorithm.kl.place == "reward"
         return self.flat if in_reward else self.learned
 
     def kl_rewards(
         self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
     ) -> Floats:
-        """What each token's distance from the reference costs it, of all samples' tokens; zeros
-        without such a term. A token counts as at most 20 nats away."""
+        """Return what each token's distance from the reference costs it, of all samples' tokens;
+        zeros without such a term. A token counts as at most 20 nats away."""
         kl, flat = algorithm.kl, self.flat
         rewards = np.zeros(flat.num_tokens, np.float32)
         if reference is None or kl.place != "reward":

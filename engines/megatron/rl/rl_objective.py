@@ -44,8 +44,8 @@ class RlTargets:
 
 
 def temperature_of(samples: Sequence[Sample], algorithm: Algorithm) -> float | NDArray[np.float32]:
-    """What logprobs are computed at: the one temperature that all samples were drawn at, or [N]
-    each one's own; the algorithm's where a sample says none."""
+    """Return what logprobs are computed at: the one temperature that all samples were drawn at, or
+    [N] each one's own; the algorithm's where a sample says none."""
     each = [s.temperature or algorithm.temperature for s in samples]
     return each[0] if len({*each}) == 1 else np.array(each, np.float32)
 

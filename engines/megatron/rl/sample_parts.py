@@ -100,8 +100,8 @@ def pair_metrics(
     indices: NDArray[np.int64],
     groups: int,
 ) -> dict[str, float]:
-    """What the policy says before its update of the pairs among the samples `indices`, by logprobs
-    [T]; `groups`: how many the step has."""
+    """Return what the policy says before its update of the pairs among the samples `indices`, by
+    logprobs [T]; `groups`: how many the step has."""
     assert batch.pairs is not None
     comparison, is_better = batch.learned.comparison, _are_better(batch)
     sums = np.zeros((len(batch.pairs), 2, 3))
@@ -162,7 +162,7 @@ def turns_of(samples: Sequence[Sample], flat: FlatSequences, num_trained: int) -
 
 
 def _shares(samples: Sequence[Sample], counts: np.ndarray) -> list[float]:
-    """What each turn earned; 0 where nobody said."""
+    """Return what each turn earned; 0 where nobody said."""
     shares: list[float] = []
     for sample, count in zip(samples, counts.tolist(), strict=False):
         if sample.turn_rewards and len(sample.turn_rewards) != count:

@@ -228,8 +228,8 @@ class RlTrainer(SftTrainer):
         return train_on(self, inputs)
 
     def token_rewards(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """What the KL term adds to each token's reward, as flat as `RlBatch.flat`: a critic learns
-        the same rewards. For `kl.place: reward`."""
+        """Return what the KL term adds to each token's reward, as flat as `RlBatch.flat`: a critic
+        learns the same rewards. For `kl.place: reward`."""
         return token_rewards_of(self, inputs)
 
     # Scoring

@@ -54,7 +54,9 @@ class CheckpointBeingWritten:
         self._thread.start()
 
     def finish(self, *, wait: bool) -> bool:
-        """Whether all ranks have written; the checkpoint is complete then. `wait`: it will be."""
+        """Return whether all ranks have written; the checkpoint is complete then. `wait`: it will
+        be.
+        """
         if wait:
             self._thread.join()
         with device.cuda_means_cpu():
@@ -180,8 +182,8 @@ class TrainingState:
 
 
 def _groups_of(part: Any) -> dict[str, Any]:
-    """What an optimizer says of its groups of parameters. One that is offloaded names the classes
-    that it consists of, too, and a checkpoint with classes is not read."""
+    """Return what an optimizer says of its groups of parameters. One that is offloaded names the
+    classes that it consists of, too, and a checkpoint with classes is not read."""
     state: dict[str, Any] = part.state_dict()
     for group in state["optimizer"]["param_groups"]:
         for name in [name for name, value in group.items() if isinstance(value, type)]:

@@ -42,11 +42,11 @@ class Objective(Protocol):
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """What the model's head is asked for: keywords of its `forward`."""
+        """Return what the model's head is asked for: keywords of its `forward`."""
         ...
 
     def total_units(self, flat: FlatSequences, indices: NDArray[np.int64]) -> int:
-        """What the loss of these sequences is divided by."""
+        """Return what the loss of these sequences is divided by."""
         ...
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:

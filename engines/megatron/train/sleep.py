@@ -42,7 +42,8 @@ class HostMemory:
         return self._block.numel()
 
     def places(self, sizes: Sequence[int]) -> list[Tensor]:
-        """A place of each of these sizes in bytes; those that it gave before are used again."""
+        """Return a place of each of these sizes in bytes; those that it gave before are used
+        again."""
         starts = starts_of(sizes)
         if self.num_bytes < starts[-1]:
             self._block = torch.empty(0, dtype=torch.uint8)  # the old one first gives its room back
@@ -79,7 +80,7 @@ class SleepingMemory:
 
     @property
     def num_bytes(self) -> int:
-        """What the device got back."""
+        """Return what the device got back."""
         kept = [held.numel() for _, held in self.in_host_memory]
         return sum(kept) + sum(x.nbytes() for x in self.in_file) + sum(n for _, n in self.zeroed)
 

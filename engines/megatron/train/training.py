@@ -267,8 +267,8 @@ class Training:
     def read(
         self, flat: FlatSequences, head: Mapping[str, Any], indices: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """What the model's head says first of every trained token, as flat as the tokens; 0 for
-        the others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""
+        """Return what the model's head says first of every trained token, as flat as the tokens; 0
+        for others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""
         chosen = np.arange(len(flat.lengths)) if indices is None else indices
         scored = [(pack, said[0]) for pack, said in self.said(flat, head, chosen)]
         return self.gathered(scored, flat.num_tokens)
@@ -364,7 +364,7 @@ class Training:
         self._writing = self._state.begin_save(folder, self.steps_done)
 
     def finish_save(self, wait: bool = False) -> bool:
-        """Whether the checkpoint is complete. `wait`: return when it is."""
+        """Return whether the checkpoint is complete. `wait`: return when it is."""
         if self._writing is not None and self._writing.finish(wait=wait):
             self._writing = None
         return self._writing is None

@@ -290,7 +290,7 @@ class ValueObjective:
 
 
 def value_metrics(values_R: Floats, returns_R: Floats) -> dict[str, float]:
-    """How well values foretold returns, before the critic learned from them.
+    """Return how well values foretold returns, before the critic learned from them.
 
     Explained variance is 1 - var(return - value) / var(return): 1 perfect, 0 no better than a
     constant; 0 also where all returns are equal.

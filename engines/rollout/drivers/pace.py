@@ -19,7 +19,7 @@ from engines.types import Generation
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Of a group that rests."""
+    """What is left of a group that rests."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -27,7 +27,7 @@ class Unfinished:
 
 
 class Pace:
-    """Of one group. For one event loop."""
+    """The pace of one group. For one event loop."""
 
     def __init__(self, tokens: int, round: int = 1) -> None:
         """`tokens` of each session in each round; `round`: the present one."""
@@ -45,7 +45,7 @@ class Pace:
         self._rests = asyncio.Event()
 
     def begin(self) -> RolloutPace:
-        """A rollout's, which begins now; all of a group begin at once."""
+        """Return a rollout's, which begins now; all of a group begin at once."""
         rollout = RolloutPace(self)
         self._open.add(rollout)
         return rollout
@@ -87,12 +87,12 @@ class Pace:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may begin before the next round."""
+        """Return whether nothing may begin before the next round."""
         return self._rests.is_set()
 
 
 class RolloutPace:
-    """Of one rollout."""
+    """The pace of one rollout."""
 
     def __init__(self, group: Pace) -> None:
         self._group = group
@@ -133,7 +133,7 @@ class RolloutPace:
         self._tokens += len(made.token_ids)
 
     async def ended(self, round: int, sizes: Sequence[int]) -> None:
-        """Of one that ended in that round of an earlier attempt, with so many tokens in its
+        """Wait for one that ended in that round of an earlier attempt, with so many tokens in its
         sessions: returns when it ends in this one."""
         self._known = sizes
         await self.reach(round)

@@ -57,7 +57,7 @@ class TokenSession:
 
     @property
     def kept(self) -> Kept | None:
-        """What was kept where the engine sampled; None: it never said."""
+        """Return what was kept where the engine sampled; None: it never said."""
         return np.concatenate(self._kept) if self._kept else None
 
     async def turn(self, sampling: Sampling) -> Generation:

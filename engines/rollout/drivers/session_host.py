@@ -106,7 +106,7 @@ class Turn:
 
 
 class SessionHost:
-    """Of one rollout. Sessions may take turns at the same time."""
+    """The host of one rollout's sessions, which may take turns at the same time."""
 
     def __init__(
         self,
@@ -157,19 +157,20 @@ class SessionHost:
 
     @property
     def tokens_left(self) -> int:
-        """Of the rollout's budget, beside what turns under way may still write."""
+        """Return what is left of the rollout's budget, beside what turns under way may still
+        write."""
         used = self._promised + sum(s.num_generated for s in self._sessions)
         return self._attempt.max_new_tokens - used
 
     @property
     def sampling(self) -> Mapping[str, Json]:
-        """How every turn is sampled, by the names of requests."""
+        """Return how every turn is sampled, by the names of requests."""
         of = self._attempt
         kept = of.keep.model_dump() if of.keep is not None else {"top_p": of.top_p}
         return {"temperature": of.temperature, "n": 1, **kept}
 
     def open(self, prompt_ids: Sequence[int]) -> TokenSession:
-        """A new session; each that the policy wrote in becomes a sample."""
+        """Return a new session; each that the policy wrote in becomes a sample."""
         session = TokenSession(self._generate, prompt_ids)
         self._sessions.append(session)
         self._turns.append(0)
@@ -297,7 +298,7 @@ class SessionHost:
         return made
 
     def _next_seed(self, session: TokenSession) -> int:
-        """Of the session's next turn, whatever the other sessions do meanwhile."""
+        """Return the seed of the session's next turn, whatever the other sessions do meanwhile."""
         number = self._sessions.index(session)
         turn, self._turns[number] = self._turns[number], self._turns[number] + 1
         of = self._attempt
@@ -375,7 +376,8 @@ class SessionHost:
 
 
 def sampling_seed(stage_seed: int, name: str, sample_index: int, session: int, turn: int) -> int:
-    """A 31-bit seed that depends on nothing but its arguments: not on the process or the batch.
+    """Return a 31-bit seed that depends on nothing but its arguments: not on the process or the
+    batch.
 
     `name`: a ticket's group id, or a problem's id where nothing is trained.
     """

@@ -55,13 +55,14 @@ class ParquetRows:
     def columns(
         self, names: Sequence[str], rows: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Of each row, or of these, the values of these columns; of those that the file has."""
+        """Return the values of these columns for each row, or for these; of those that the file
+        has."""
         there = [name for name in names if name in self._file.schema_arrow.names]
         table = self._file.read(columns=there)
         return (table if rows is None else table.take(list(rows))).to_pylist()
 
     def row(self, number: int) -> dict[str, Any]:
-        """A whole row; the one read last costs nothing."""
+        """Return a whole row; the one read last costs nothing."""
         if self._last[0] != number:
             group = bisect_right(self._starts, number) - 1
             self._last = (-1, {})
@@ -70,7 +71,7 @@ class ParquetRows:
         return self._last[1]
 
     def sums(self, name: str) -> list[int]:
-        """Of each row the sum of a column of lists, read one row group at a time."""
+        """Return for each row the sum of a column of lists, read one row group at a time."""
         import numpy as np
 
         found: list[int] = []

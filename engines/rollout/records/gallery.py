@@ -35,8 +35,8 @@ _SCORED_TOKENS = 65_536
 
 
 def best_and_worst(groups: Sequence[Group], count: int = SHOWN_GROUPS) -> list[Sample]:
-    """Of `count` groups, spread over the step; groups with signal first. Of fewer where the samples
-    are long."""
+    """Return the best and worst of `count` groups, spread over the step; groups with signal first.
+    Of fewer where the samples are long."""
     chosen = [g for g in groups if g.has_signal] or list(groups)
     shown: list[Sample] = []
     tokens = 0
@@ -51,15 +51,15 @@ def best_and_worst(groups: Sequence[Group], count: int = SHOWN_GROUPS) -> list[S
 
 
 def first_of(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """As many as are few tokens together, but one at least."""
+    """Return as many as are few tokens together, but one at least."""
     tokens = accumulate(len(sample.tokens) for sample in samples)
     return samples[: max(1, sum(total <= _SHOWN_TOKENS for total in tokens))]
 
 
 @dataclass(slots=True)
 class ShownSteps:
-    """Of which steps samples are shown: of each in a short stage, of one in 2, 4, 8 in a long one,
-    so that they are few. What stays follows from the steps alone, so a resumed stage keeps the
+    """The steps of which samples are shown: of each in a short stage, of one in 2, 4, 8 in a long
+    one, so that they are few. What stays follows from the steps alone, so a resumed stage keeps the
     same."""
 
     one_in: int = 1
@@ -67,8 +67,8 @@ class ShownSteps:
     """by step"""
 
     def take(self, step: int, tokens: int) -> bool:
-        """Whether this step's samples are shown, which have so many tokens. Those of earlier steps
-        may be so no longer."""
+        """Return whether this step's samples are shown, which have so many tokens. Those of earlier
+        steps may be so no longer."""
         if step % self.one_in:
             return False
         self.tokens[step] = tokens
@@ -80,7 +80,7 @@ class ShownSteps:
         return step in self.tokens
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return {"one_in": self.one_in, "tokens": list(self.tokens.items())}
 
     @staticmethod
@@ -206,7 +206,7 @@ class Gallery:
         return pa.table(columns, schema=_schema())
 
     def _response(self, sample: Sample) -> tuple[str, list[int]]:
-        """Its text, and the positions where the loss mask changes in it."""
+        """Return its text, and the positions where the loss mask changes in it."""
         start, text, cuts = sample.num_prompt_tokens, "", list[int]()
         mask = sample.loss_mask[start:]
         edges = ((mask[1:] != mask[:-1]).nonzero()[0] + 1).tolist()
@@ -306,7 +306,7 @@ def relabelled(rows: bytes, labels: Mapping[str, str]) -> bytes:
 
 
 def statement_of(file: Path) -> str:
-    """Which of all rollouts a `rollouts.parquet` has; empty where it does not say."""
+    """Return which of all rollouts a `rollouts.parquet` has; empty where it does not say."""
     import pyarrow.parquet as pq
 
     return (pq.read_schema(file).metadata or {}).get(_STATEMENT, b"").decode()

@@ -134,11 +134,11 @@ class Finished:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended for a reason that may be over at another try."""
+        """Return whether it ended for a reason that may be over at another try."""
         return self.samples[0].status in (Status.ABORTED, Status.FAILED)
 
     def is_of(self, oldest: int, newest: int) -> bool:
-        """Whether weights of these versions alone wrote it."""
+        """Return whether weights of these versions alone wrote it."""
         return all(oldest <= v <= newest for s in self.samples for v in s.weight_versions.sampled)
 
 
@@ -237,7 +237,7 @@ class NotedTurn:
 
 @dataclass(frozen=True, slots=True)
 class TicketTurns:
-    """Of one ticket's rollouts: the turns that were noted before, and who hears of new ones."""
+    """The turns of one ticket's rollouts that were noted before, and who hears of new ones."""
 
     known: Mapping[Place, NotedTurn]
     """those of other tickets may be among them"""
@@ -277,7 +277,7 @@ class TicketTurns:
         _reply.set(reply)
 
     def usable(self, rollouts: Collection[str]) -> list[NotedTurn]:
-        """Those of these rollouts that may be used now."""
+        """Return those of these rollouts that may be used now."""
         found = [turn for turn in self.known.values() if turn.rollout in rollouts]
         return [turn for turn in found if self._may_be_used(turn)]
 
@@ -287,7 +287,7 @@ class TicketTurns:
 
 @dataclass(slots=True)
 class TurnJournal:
-    """Of one stage."""
+    """The turns of one stage."""
 
     notes: Notes
     recovered_tokens: int = 0

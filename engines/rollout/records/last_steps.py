@@ -49,7 +49,7 @@ class _Step:
 
 @dataclass(slots=True)
 class LastSteps:
-    """Of one stage; in its checkpoints, so that a resumed one keeps the same."""
+    """The last steps of one stage; in its checkpoints, so that a resumed one keeps the same."""
 
     chat: ChatFormat
     steps: int = _STEPS
@@ -82,7 +82,7 @@ class LastSteps:
                 gallery.take_in(left.sample)
 
     def has(self, step: int) -> bool:
-        """Whether rollouts of this step are shown."""
+        """Return whether rollouts of this step are shown."""
         return step in self.earlier.tokens or any(kept.number == step for kept in self._kept)
 
     def written(self) -> list[bytes]:
@@ -91,7 +91,7 @@ class LastSteps:
 
     @property
     def statement(self) -> str:
-        """What a stage's rollouts are, for who browses them."""
+        """Return what a stage's rollouts are, for who browses them."""
         others, one_in = f"the best and the worst of {SHOWN_GROUPS} groups", self.earlier.one_in
         which = "of each{} step" if one_in == 1 else f"of one in {one_in}{{}} steps"
         if not self._kept:
@@ -103,7 +103,7 @@ class LastSteps:
         return f"all rollouts of {whole}; {others} {which.format(' earlier')}"
 
     def snapshot(self) -> Sequence[_Step]:
-        """As of now; `save` writes it, in a thread."""
+        """Return it as of now; `save` writes it, in a thread."""
         return list(self._kept)
 
     @staticmethod

@@ -86,7 +86,7 @@ def _plain(sample: Sample) -> dict[str, Any]:
 
 
 def _sample(plain: dict[str, Any], arrays: list[Any]) -> Sample:
-    """What was written before a field was there has its default."""
+    """Return what was written before a field was there has its default."""
     names = [name for name in (*_PLAIN, *_RARE) if name in plain and name != "status"]
     made: dict[str, Any] = {name: plain[name] for name in names}
     made |= dict(zip(_ARRAYS, arrays, strict=True))
@@ -199,12 +199,13 @@ def save_groups(artifact: Path, groups: Sequence[Group]) -> None:
 
 
 def has_groups(artifact: Path) -> bool:
-    """Whether `save_groups` wrote into the artifact."""
+    """Return whether `save_groups` wrote into the artifact."""
     return (artifact / _FOLDER).is_dir()
 
 
 def saved_groups(artifact: Path) -> Iterator[Group]:
-    """What `save_groups` wrote, in its order. Raises InputError for a file that is damaged."""
+    """Yield what `save_groups` wrote, in its order. Raises InputError for a file that is
+    damaged."""
     for file in sorted((artifact / _FOLDER).iterdir()):
         try:
             yield from unpack_groups(file.read_bytes())

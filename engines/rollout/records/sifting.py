@@ -71,8 +71,8 @@ def first_fault(rollout: Rollout, *, min_tokens: int, min_outcome: float) -> str
 
 
 def has_sound_reasoning(rollout: Rollout) -> bool:
-    """Whether every assistant turn thinks when asked to, and only then, and parses; where thoughts
-    are left to the model, either is sound."""
+    """Return whether every assistant turn thinks when asked to, and only then, and parses; where
+    thoughts are left to the model, either is sound."""
     if rollout.status is Status.MALFORMED:
         return False
     turns = [m for m in rollout.transcript.messages if m.role == "assistant"]
@@ -81,7 +81,8 @@ def has_sound_reasoning(rollout: Rollout) -> bool:
 
 
 def has_loop(tokens: Sequence[int]) -> bool:
-    """Whether a block of 1 to 16 tokens stands 8 or more times in a row, over 64 tokens long.
+    """Return whether a block of 1 to 16 tokens stands 8 or more times in a row, over 64 tokens
+    long.
 
     Lists and asked-for repetitions are shorter, and so are digits of a number, spaces of code and
     the dashes of a table, each of which may be a token; a model that lost its thread is not.
@@ -142,7 +143,8 @@ def jaccard(left: Shingles, right: Shingles) -> float:
 
 
 def shingles_of(tokens: NDArray[np.int64]) -> Shingles:
-    """Of at least five tokens. Two different shingles have one hash with probability 2^-64."""
+    """Return the shingles of at least five tokens. Two different shingles have one hash with
+    probability 2^-64."""
     ids = tokens.astype(np.uint64)
     count = len(ids) - _SHINGLE + 1
     hashes = np.zeros(count, np.uint64)

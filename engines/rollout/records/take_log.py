@@ -43,7 +43,7 @@ class Take:
 
 
 class TakeLog:
-    """Of one stage."""
+    """What one stage took."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -56,11 +56,11 @@ class TakeLog:
         self._takes = {take.step: take for take in takes}
 
     def of(self, step: int) -> Take | None:
-        """What an earlier attempt took."""
+        """Return what an earlier attempt took."""
         return self._takes.get(step)
 
     def from_step(self, step: int) -> list[Take]:
-        """What earlier attempts took in this step and later ones."""
+        """Return what earlier attempts took in this step and later ones."""
         return [take for take in self._takes.values() if take.step >= step]
 
     async def write(self, take: Take) -> None:
@@ -83,7 +83,7 @@ class TakeLog:
 
 
 def read_takes(file: Path) -> list[Take]:
-    """What `TakeLog.export` wrote. Raises InputError."""
+    """Return what `TakeLog.export` wrote. Raises InputError."""
     try:
         found = [orjson.loads(line) for line in file.read_bytes().splitlines()]
         return [Take(each["step"], each["version"], tuple(each["tickets"])) for each in found]
@@ -107,7 +107,7 @@ _READERS = 8
 
 
 class TrainedRollouts:
-    """Of one stage."""
+    """The rollouts that one stage trained on."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -132,7 +132,7 @@ class TrainedRollouts:
         return missing
 
     def _write(self, folder: Path, step: int) -> bool:
-        """Whether the step's rollouts were kept."""
+        """Return whether the step's rollouts were kept."""
         found = self._notes.notes("trained", step, step)
         if found:
             _file(folder, step).write_bytes(found[-1])  # of several attempts the newest
@@ -150,7 +150,7 @@ def kept_takes(artifact: Path) -> list[Take]:
 
 
 def groups_of(artifact: Path, take: Take) -> list[Group]:
-    """What a step was trained on. Raises InputError if that is lost or damaged."""
+    """Return what a step was trained on. Raises InputError if that is lost or damaged."""
     try:
         groups = unpack_groups(_file(artifact / _FOLDER, take.step).read_bytes())
     except (OSError, ValueError) as error:

@@ -102,7 +102,7 @@ class RequestOver:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Of one worker, since it was last asked."""
+    """What happened at one worker since it was last asked."""
 
     rollouts: tuple[NewRollout, ...] = ()
     turns: tuple[NewTurn, ...] = ()
@@ -136,8 +136,8 @@ class WorkerHandle(Protocol):
         ...
 
     async def news(self, is_changing: bool) -> News:
-        """What happened since the last call; waits for it for a moment. `is_changing`: whether lost
-        servers have to wait for their weights. Raises WorkerLost."""
+        """Return what happened since the last call; waits for it for a moment. `is_changing`:
+        whether lost servers have to wait for their weights. Raises WorkerLost."""
         ...
 
     async def end(self) -> None:
@@ -209,7 +209,8 @@ class RolloutWorker:
             task.cancel()
 
     async def news(self, is_changing: bool, within_s: float) -> News:
-        """What happened since the last call; empty if that is nothing for so many seconds."""
+        """Return what happened since the last call; empty if that is nothing for so many
+        seconds."""
         self._is_changing = is_changing
         with suppress(TimeoutError):
             await asyncio.wait_for(self._happened.wait(), within_s)

@@ -65,7 +65,7 @@ class ServersOfStage(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Of one worker, and of those that replace it."""
+    """The place of one worker, and of those that replace it."""
 
     position: int
     worker: WorkerHandle | None = None
@@ -80,7 +80,7 @@ class _Place:
 
 
 class WorkerPool:
-    """Of one stage: `open` it before use, and `close` it. In one event loop."""
+    """The workers of one stage: `open` it before use, and `close` it. In one event loop."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class WorkerPool:
                 place.worker.begin_round(number, round)
 
     def _forget(self, group: AssignedGroup) -> None:
-        """Of one that is over or not wanted any more, nothing goes on."""
+        """See that nothing goes on of one that is over or not wanted any more."""
         if group in self._waiting:
             self._waiting.remove(group)
         if (assigned := self._assigned.pop(group, None)) is not None:

@@ -85,8 +85,8 @@ def install() -> None:
 
 
 def _filled_routing(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A choice of experts by sigmoids, of which torch takes the last few of a tensor one by one, by
-    another algorithm than those that fill a vector: here all of them fill vectors."""
+    """Return a choice of experts by sigmoids, of which torch takes the last few of a tensor one by
+    one, by another algorithm than those that fill a vector: here all of them fill vectors."""
 
     def routed(
         hidden_states: torch.Tensor, gating_output: torch.Tensor, *rest: Any, **named: Any
@@ -178,7 +178,7 @@ def _product(layer: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def is_plain(model: Any) -> bool:
-    """Whether `forward` is all that this model's layers do."""
+    """Return whether `forward` is all that this model's layers do."""
     from sglang.srt.layers import linear as linears
     from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.layernorm import RMSNorm

@@ -37,7 +37,8 @@ def uniforms(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def pick(weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """A column for each row of `weights` [rows, columns] (>= 0, any scale); shape [rows, 1]."""
+    """Return a column for each row of `weights` [rows, columns] (>= 0, any scale); shape [rows,
+    1]."""
     cumulative = weights.to(torch.float64).cumsum(dim=-1)
     threshold = uniforms(seeds, positions).unsqueeze(1) * cumulative[:, -1:]
     # right=True skips entries of weight zero: the first whose cumulative sum exceeds the threshold
@@ -53,8 +54,8 @@ def pick_filtered(
     best: torch.Tensor,
     min_ps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A column for each row of `probs` [rows, columns] within its top k, top p and min p; [rows].
-    Then what was kept: the sorted probabilities, 0 where dropped, and their columns, int32.
+    """Return a column for each row of `probs` [rows, columns] within its top k, top p and min p;
+    [rows]. Then what was kept: the sorted probabilities, 0 where dropped, and their columns, int32.
 
     The draw goes over the columns in their own order, so a row that filters nothing gets what
     `pick` gives it: its sample does not depend on whether a filtered or greedy row shares the

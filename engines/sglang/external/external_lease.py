@@ -60,7 +60,7 @@ class _Look:
 
     @property
     def is_restarted(self) -> bool:
-        """Whether it serves weights that came neither from us nor are on their way."""
+        """Return whether it serves weights that came neither from us nor are on their way."""
         return bool(self.version) and self.number < 0 and self.version != BROKEN_WEIGHTS
 
 
@@ -211,7 +211,7 @@ class ExternalLease:
 
     @property
     def use(self) -> ServerUse:
-        """What the stage may use now: servers come and go."""
+        """Return what the stage may use now: servers come and go."""
         return ServerUse(self._router.url, self._served.urls, self._takes_batches)
 
     @classmethod
@@ -254,7 +254,8 @@ class ExternalLease:
             ) from error
 
     async def is_healthy(self) -> bool:
-        """Whether there are servers, and each one works as of now; lost ones are left out."""
+        """Return whether there are servers, and each one works as of now; lost ones are left
+        out."""
         await self._served.drop_lost()
         return bool(self._served.urls)
 

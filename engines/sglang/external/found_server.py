@@ -114,8 +114,8 @@ class FoundServer:
 
     @property
     def can_be_restored(self) -> bool:
-        """Whether its weights are those of its model path, as far as one can see: others that were
-        pushed to it have a version of their own and no path."""
+        """Return whether its weights are those of its model path, as far as one can see: others
+        that were pushed to it have a version of their own and no path."""
         return self.version == self.started_version or self.model_path != self.started_path
 
 
@@ -212,7 +212,8 @@ def _context_length(url: str) -> int | None:
 
 
 def answers_batches(url: str, *, repeats_seeds: bool) -> bool:
-    """Whether a batch may carry a seed for each of its sequences, which needs our plugin there.
+    """Return whether a batch may carry a seed for each of its sequences, which needs our plugin
+    there.
 
     With `repeats_seeds` it has to sample the same tokens again for the same seed, else InputError.
     """

@@ -41,7 +41,7 @@ class ServerLock:
         self.holder = holder or f"tributary-lease-{uuid4().hex}"
 
     def acquire(self) -> bool:
-        """Whether the right is ours now; False if somebody has it. Raises EngineError."""
+        """Return whether the right is ours now; False if somebody has it. Raises EngineError."""
         if not self._open(_FIRST, min(_ATTEMPT_S, self.ttl_s)):
             return False
         if not self._open(_SECOND, self.ttl_s):
@@ -68,7 +68,7 @@ class ServerLock:
                     self._close(name)
 
     def _is_ours(self) -> bool:
-        """Whether nobody can have got the right since it was renewed."""
+        """Return whether nobody can have got the right since it was renewed."""
         if not self._open(self.holder, self.ttl_s):
             return True
         self._close(self.holder)
@@ -153,7 +153,7 @@ def restore(found: OwnWeights) -> None:
 
 
 def _holds(found: OwnWeights) -> bool:
-    """Whether the server says its own version and shows its own bits."""
+    """Return whether the server says its own version and shows its own bits."""
     said = str(call(found.url, "/model_info", timeout=CONTROL_S)["weight_version"])
     if said != found.version or not found.checksum:
         return False

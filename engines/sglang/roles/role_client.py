@@ -73,8 +73,9 @@ class RoleClient:
         seed: int,
         timeout_s: float,
     ) -> tuple[str, bool]:
-        """What the model says next, without its thought, and whether that is all of it: of a turn
-        that was cut off or is broken, a thought may be in it. Raises InputError, EngineError."""
+        """Return what the model says next, without its thought, and whether that is all of it: of a
+        turn that was cut off or is broken, a thought may be in it. Raises InputError, EngineError.
+        """
         held = self._connected
         problem = held.chat.decided(problem)
         prompt = held.chat.prompt_ids(problem)

@@ -34,7 +34,7 @@ _PATIENCE_S = 120.0
 
 
 def _is_passed(status: int) -> bool:
-    """Whether a server that answers so may answer otherwise later: it is lost, or busy."""
+    """Return whether a server that answers so may answer otherwise later: it is lost, or busy."""
     return status >= 500 or status in (408, 429)
 
 
@@ -179,7 +179,7 @@ class TokenScorer:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether another try may help: a server that was lost is started again."""
+    """Return whether another try may help: a server that was lost is started again."""
     if isinstance(error, Refused):
         return _is_passed(error.status)
     return isinstance(error, NoConnection | NoAnswerInTime)

@@ -98,7 +98,7 @@ class Slot:
         return self.server is not None and self.server.is_alive
 
     def fits(self, wanted: str) -> bool:
-        """Whether a model of this architecture needs no new server."""
+        """Return whether a model of this architecture needs no new server."""
         return self._architecture == wanted
 
     def ensure(self, spec: FleetSpec, model: Path, place: Place) -> None:
@@ -140,7 +140,9 @@ class Slot:
 
     @property
     def held_bytes(self) -> int:
-        """What its first GPU holds, for whomever; on a CPU, what its processes hold of memory."""
+        """Return what its first GPU holds, for whomever; on a CPU, what its processes hold of
+        memory.
+        """
         if self.server is None:
             return 0
         gpus = self.gpus(self._place)
@@ -201,7 +203,7 @@ class Slot:
 
     @property
     def _can_sleep(self) -> bool:
-        """Whether SGLang can give back the memory of the server that runs here."""
+        """Return whether SGLang can give back the memory of the server that runs here."""
         return self._place.shared_gpu is not None
 
 

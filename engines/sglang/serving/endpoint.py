@@ -238,7 +238,7 @@ class Endpoint:
     def _node(
         self, engines: ChildProcesses, model: ServedModel, server: PlacedServer, rank: int
     ) -> tuple[int, Server]:
-        """A server's process on this host; only that of rank 0 answers requests."""
+        """Return a server's process on this host; only that of rank 0 answers requests."""
         node = server.nodes[rank]
         name = _file_name(server.name) + (f"-node-{rank}" if rank else "")
         device = node.first_device if has_cuda() else 0

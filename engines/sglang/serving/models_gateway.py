@@ -100,7 +100,7 @@ class Gateway:
         return await self._answer(request, self._routers[model], body)
 
     async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
-        """What the router answers, piece by piece as it comes."""
+        """Return what the router answers, piece by piece as it comes."""
         assert self._session is not None
         headers = bearer_of(router)
         if lane := request.headers.get(LANE_HEADER):
@@ -132,6 +132,6 @@ class Gateway:
 
 
 def _error(status: int, message: str, code: str) -> web.Response:
-    """As OpenAI's API says it."""
+    """Return it as OpenAI's API says it."""
     told = {"message": message, "type": "invalid_request_error", "code": code}
     return web.json_response({"error": told}, status=status)

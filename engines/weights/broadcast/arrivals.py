@@ -78,7 +78,7 @@ class Arrivals:
         return {"success": True}
 
     def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What each of the server's ranks opens the stage's weights by."""
+        """Return what each of the server's ranks opens the stage's weights by."""
         stage = self._stages.get(body["group"])
         if stage is None:
             return _refusal(f"this server is in no group {body['group']}")
@@ -93,8 +93,8 @@ class Arrivals:
 def gloo_group(
     host: str, port: int, rank: int, world: int, own: str, listener: socket.socket | None = None
 ) -> ProcessGroupGloo:
-    """A group apart from torch's global one; it ends when nothing refers to it. Its ranks meet at
-    `host` and `port`, where rank 0 listens; each talks through its own address `own`.
+    """Return a group apart from torch's global one; it ends when nothing refers to it. Its ranks
+    meet at `host` and `port`, where rank 0 listens; each talks through its own address `own`.
 
     Raises RuntimeError.
     """

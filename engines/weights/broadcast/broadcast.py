@@ -124,7 +124,9 @@ class ArrivingGroup:
 
 
 def let_weights_arrive(urls: Sequence[str]) -> bool:
-    """Whether all servers are ours, and so can receive beside their work. Raises EngineError."""
+    """Return whether all servers are ours, and so can receive beside their work. Raises
+    EngineError.
+    """
     try:
         for url in urls:
             order(url, LEAVE, {"group": ""}, timeout=CONTROL_S)

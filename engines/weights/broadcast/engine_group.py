@@ -238,7 +238,7 @@ def _within(bound_s: float, work: Callable[[], None]) -> None:
 def _joined(
     backend: str, address: str, world_size: int, name: str, listener: socket.socket
 ) -> ProcessGroup:
-    """A process group apart from torch's global one, which the trainer uses for itself.
+    """Return a process group apart from torch's global one, which the trainer uses for itself.
 
     SGLang makes its side the same way: a store under the group's name, then the bare constructor.
     Neither names a device: NCCL then connects at the first broadcast, for which each server has its

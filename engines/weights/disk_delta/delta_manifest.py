@@ -139,7 +139,7 @@ def _checksum(buckets: Iterable[BucketRecord]) -> str:
 
 
 def new_folder(version: int) -> str:
-    """A name that no version had before. Example: new_folder(7) -> "00000007-3fa9c1d2" """
+    """Return a name that no version had before. Example: new_folder(7) -> "00000007-3fa9c1d2" """
     return f"{version:08d}-{token_hex(4)}"
 
 

@@ -43,7 +43,7 @@ Bits = NDArray[np.unsignedinteger[Any]]
 
 
 def encode(new: Bits, old: Bits | None) -> bytes:
-    """How to make `new` of `old`, or of zeros. Both [N], of the same unsigned type."""
+    """Return how to make `new` of `old`, or of zeros. Both [N], of the same unsigned type."""
     cuts = range(0, len(new), BLOCK)
     return b"".join(
         _encoded(new[at : at + BLOCK], None if old is None else old[at : at + BLOCK]) for at in cuts
@@ -121,7 +121,8 @@ def _planes(values: Bits) -> Iterator[NDArray[np.uint8]]:
 
 
 def _gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """As bytes: 255 moves on by 255, a smaller one by itself and is a changed number."""
+    """Return them as bytes: 255 moves on by 255, a smaller one by itself and is a changed
+    number."""
     skips, rest = np.divmod(np.diff(positions, prepend=-1) - 1, _SKIP)
     ends = np.cumsum(skips + 1) - 1
     gaps = np.full(ends[-1] + 1, _SKIP, np.uint8)

@@ -120,7 +120,8 @@ class DiskDelta:
     def _write_as(
         self, weights: TrainedWeights, version: int, before: _Written | None
     ) -> Manifest | None:
-        """As what changed since `before`, or whole. None: the changes would not be smaller."""
+        """Write it as what changed since `before`, or whole. None: the changes would not be
+        smaller."""
         ranks, is_whole = weights.ranks, before is None
         folder = ranks.from_leader(lambda: new_folder(version))
         write = partial(self._share.write, weights, folder, whole=is_whole)

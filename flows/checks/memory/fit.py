@@ -154,13 +154,14 @@ def _divides(size: ModelSize, axis: str, value: int, per_host: int) -> bool:
 
 
 def tp_fits(size: ModelSize, tp: int, per_host: int) -> bool:
-    """Whether a group of `tp` devices lies on one host and shares the model out evenly."""
+    """Return whether a group of `tp` devices lies on one host and shares the model out evenly."""
     split = (size.queries // size.head_dim, size.keys // size.head_dim, size.ffn, size.vocab)
     return per_host % tp == 0 and all(part % tp == 0 for part in split)
 
 
 def server_change(size: ModelSize, needs: ServerNeeds, room: Room, servers: int) -> Change | None:
-    """A smaller cache if it still holds the longest sequence; else, more devices a server."""
+    """Return a smaller cache if it still holds the longest sequence; else, more devices a
+    server."""
     spare = room.device_bytes - server_memory(size, replace(needs, max_total_tokens=0)).total
     for tokens in _rounded_down(needs, spare, size):
         fewer = replace(needs, max_total_tokens=tokens)
@@ -262,7 +263,7 @@ def chosen_sizes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Mapping[str, S
 
 
 def size_notes(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """A sentence for each size that was chosen below its default."""
+    """Yield a sentence for each size that was chosen below its default."""
     where = "a device holds" if device_bytes(recipe.resources) else "this machine has"
     there = device_bytes(recipe.resources) or machine_bytes()
     for said, stages in chosen_sizes(recipe, plan).items():

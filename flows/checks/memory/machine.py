@@ -78,7 +78,7 @@ def _role_devices(stage: PlannedStage, kind: str) -> int:
 
 
 def devices_for(resources: Resources, kind: str) -> tuple[int, int]:
-    """How many devices a role that wants this kind finds on a host, and on all."""
+    """Return how many devices a role that wants this kind finds on a host, and on all."""
     stated = [d for d in (resources.devices, *resources.other_devices) if d is not None]
     of_kind = next((d for d in stated if kind and d.kind == kind), stated[0])
     return of_kind.per_host, of_kind.num
@@ -150,7 +150,7 @@ def _groups(stage: PlannedStage) -> dict[str, int]:
 
 
 def machine_bytes() -> int:
-    """What this machine has, or the container that we are in may use of it."""
+    """Return what this machine has, or the container that we are in may use of it."""
     found = psutil.virtual_memory().total
     for file in _LIMITS:
         with suppress(OSError, ValueError):  # not there, or `max`
@@ -256,7 +256,7 @@ def _of_stages(roles: Sequence[RoleMemory], stages: Sequence[str]) -> list[RoleM
 
 
 def fits(roles: Sequence[RoleMemory], there: int, share: float = _SHARE) -> bool:
-    """Whether they and the stack take no more than this share of a machine's bytes."""
+    """Return whether they and the stack take no more than this share of a machine's bytes."""
     return not roles or _total(roles) + STACK_BYTES <= there * share
 
 

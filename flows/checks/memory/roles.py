@@ -125,8 +125,8 @@ class RoleMemory:
 
     @property
     def host_bytes(self) -> int:
-        """What each of its ranks takes of its host's memory at most, beside its process; 0 of a
-        server and on CPUs."""
+        """Return what each of its ranks takes of its host's memory at most, beside its process; 0
+        of a server and on CPUs."""
         if not isinstance(self.needs, TrainerNeeds) or self.needs.place == "cpu":
             return 0
         return trainer_memory(self.size, self.needs).host_bytes(sleeps=self.sleeps)
@@ -205,7 +205,7 @@ def _served(stage: PlannedStage, base: BaseModel, device_bytes: int | None) -> I
 def server_needs(
     fleet: FleetSpec, model: BaseModel, tp: int, device_bytes: int | None
 ) -> ServerNeeds:
-    """A server's settings as they decide how much memory it needs."""
+    """Return a server's settings as they decide how much memory it needs."""
     return ServerNeeds(
         tp=tp,
         context_length=fleet.context_length or model.max_positions,
@@ -279,7 +279,7 @@ def _references(stage: PlannedStage, trainer: TrainerSettings) -> int:
 
 
 def _likeliest_tokens(stage: PlannedStage, size: ModelSize) -> tuple[int, int]:
-    """How many its teachers name of each place, and how many places a step has at most."""
+    """Return how many its teachers name of each place, and how many places a step has at most."""
     policy = stage.spec.policy
     wanted = policy and policy.algorithm.compared_tokens
     if policy is None or not wanted:

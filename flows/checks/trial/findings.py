@@ -38,7 +38,9 @@ _TRIED = ("curricula", "rewards", "engines", "flows/checks/trial", "tasks", "inf
 
 
 def findings_of(request: TrialRequest, *, again: bool = False) -> Findings:
-    """What a trial of the parts finds; `again` tries them even if they were found good before."""
+    """Return what a trial of the parts finds; `again` tries them even if they were found good
+    before.
+    """
     if not request.runs_user_code:
         return _in_thread(request.model_dump_json())
     kept = home() / "trials" / f"{_key(request)}.json"

@@ -53,7 +53,7 @@ def imported(where: str, kind: str, name: str, attempts: Attempts) -> bool:
 
 
 def _import(kind: str, name: str) -> None:
-    """As the part is found later; an error of the module itself keeps its own line."""
+    """Import it as the part is found later; an error of the module itself keeps its own line."""
     from infra.hooks import resolve
 
     module = name.partition(":")[0]
@@ -217,8 +217,8 @@ def try_changed(placed: PlacedCurriculum, base: BaseSettings, attempts: Attempts
 def read_rows(
     where: str, name: str, curriculum: Curriculum, base: BaseSettings, attempts: Attempts
 ) -> bool:
-    """Whether a user's own files can be read, if the curriculum has any; cautions of their rows.
-    Those too long for a base that is on this machine are left out."""
+    """Return whether a user's own files can be read, if the curriculum has any; cautions of their
+    rows. Those too long for a base that is on this machine are left out."""
     if not isinstance(curriculum, RowCurriculum):
         return True
     seconds = _LIBRARY_SECONDS if name in OF_LIBRARIES else None

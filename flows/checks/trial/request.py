@@ -102,7 +102,7 @@ class TrialRequest(Config):
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether a part is not ours: it may hang, exit or print."""
+        """Return whether a part is not ours: it may hang, exit or print."""
         ours = CURRICULA.keys() - OF_LIBRARIES.keys()
         curricula = [placed.domain.curriculum for placed in self.domains]
         named = [each.name not in ours or each.mcp is not None for each in curricula]
@@ -207,7 +207,9 @@ def _in_rounds(recipe: Recipe) -> Iterator[PlacedCurriculum]:
 
 
 def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Split, int]:
-    """What the stages of the plan draw of the domain; of what has no end what is held out, too."""
+    """Return what the stages of the plan draw of the domain; of what has no end what is held out,
+    too.
+    """
     most: dict[Split, int] = {}
     for stage in plan:
         domains = {sampled.name for sampled in stage.spec.sampled_domains}
@@ -267,7 +269,7 @@ class Observer(Protocol):
     def begin(self, where: str, what: str, seconds: float) -> None: ...
 
     def printed(self) -> str:
-        """What was written to the standard streams since the last call."""
+        """Return what was written to the standard streams since the last call."""
         ...
 
 

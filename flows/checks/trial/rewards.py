@@ -160,7 +160,9 @@ def _try_group(
 
 
 def _is_asked_for_a_box(shown: Demonstration) -> bool:
-    """Whether the prompt asks for a form that the row, which shows its reference alone, has not."""
+    """Return whether the prompt asks for a form that the row, which shows its reference alone, has
+    not.
+    """
     reference = shown.problem.reference
     answer = reference.get(ANSWER) if isinstance(reference, dict) else None
     is_asked = any("\\boxed" in message.content for message in shown.problem.messages)
@@ -189,7 +191,7 @@ def _is_solution(text: str) -> bool:
 
 
 def _why(name: str, live: LiveParts, shown: Demonstration, reason: str) -> str:
-    """What a reward does not find in demonstrations, with the first as an example."""
+    """Return what a reward does not find in demonstrations, with the first as an example."""
     said, reference = shown.turns[-1].content, shown.problem.reference
     example = f"the first is {said[-_SHOWN:]!r}"
     if reference is not None:

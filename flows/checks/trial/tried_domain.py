@@ -49,7 +49,7 @@ _CONTEXT = 1 << 20
 
 
 def overlaps(drawn: Mapping[Split, Sequence[Problem]]) -> Iterator[str]:
-    """A sentence for each two splits that share a problem or an id."""
+    """Yield a sentence for each two splits that share a problem or an id."""
     for (first, ours), (second, theirs) in combinations(drawn.items(), 2):
         known = {_content(problem): problem for problem in ours}
         shared = [problem for problem in theirs if _content(problem) in known]
@@ -72,7 +72,7 @@ def overlaps(drawn: Mapping[Split, Sequence[Problem]]) -> Iterator[str]:
 
 
 def _content(problem: Problem) -> str:
-    """What makes two problems the same problem."""
+    """Return what makes two problems the same problem."""
     said = [[message.role, message.content] for message in problem.messages]
     return json.dumps([said, problem.reference], sort_keys=True)
 
@@ -164,7 +164,7 @@ def _fault(problem: Problem, chat: Chat) -> str:
 
 
 def render(live: LiveParts, shown: Sequence[Demonstration], chat: Chat, attempts: Attempts) -> bool:
-    """Whether they can be rendered."""
+    """Return whether they can be rendered."""
     at, what = f"{live.where}.curriculum", f"a demonstration of {live.name}"
     fine, _ = attempts.call(at, what, lambda: _check_rendered(live, shown, chat))
     return fine

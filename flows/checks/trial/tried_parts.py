@@ -108,8 +108,8 @@ def _say_what_calls_do(live: LiveParts, problems: Sequence[Problem], attempts: A
 
 
 def _check_turns(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
-    """Whether a rollout may take as many turns as demonstrations do. A driver of the user's own
-    counts turns in its own way."""
+    """Check whether a rollout may take as many turns as demonstrations do. A driver of the user's
+    own counts turns in its own way."""
     most = live.domain.max_turns
     if live.domain.driver.name != CUTTABLE:
         return
@@ -139,8 +139,9 @@ _BASE = BaseSettings(random=RandomModel())
 
 
 def findings_about(kind: OfDomain, name: str, options: dict[str, Any], curriculum: str) -> Findings:
-    """What the trial of a recipe would find about the part. Drivers and rewards are tried with the
-    problems and demonstrations of `curriculum`. Raises InputError for one that cannot be built."""
+    """Return what the trial of a recipe would find about the part. Drivers and rewards are tried
+    with the problems and demonstrations of `curriculum`. Raises InputError for one that cannot be
+    built."""
     problems = CurriculumSpec(name=curriculum)
     rewards = [RewardTerm(name="format", outcome=True)]
     driver = DriverSpec()

@@ -131,8 +131,8 @@ def _origin(record: RunRecord, stage: str) -> Origin:
 
 
 def recipe_for_strangers(recipe: Recipe) -> dict[str, Any]:
-    """What its author wrote, without paths and addresses of the machines that it ran on: those are
-    their owner's business."""
+    """Return what its author wrote, without paths and addresses of the machines that it ran on:
+    those are their owner's business."""
     where = {"storage", "tracking", "resources"}
     return _without_places(recipe.model_dump(mode="json", exclude_defaults=True, exclude=where))
 
@@ -170,7 +170,7 @@ def licence_of(folder: Path) -> str:
 
 
 def lineage_content(lineage: Sequence[Ancestor], origin: Origin | None) -> dict[str, Any]:
-    """What `lineage.json` holds."""
+    """Return what `lineage.json` holds."""
     return {
         "artifacts": [_ancestor(ancestor) for ancestor in lineage],
         "run": None

@@ -77,7 +77,7 @@ class Survey:
 def survey(
     artifacts: ArtifactStore, keep_runs: int, aliases: list[AliasedArtifact] | None
 ) -> Survey:
-    """What nothing needs. `aliases`: those of MLflow; None where it cannot be asked.
+    """Return what nothing needs. `aliases`: those of MLflow; None where it cannot be asked.
 
     Of a completed run that is not kept two files are read, of an artifact that is kept none, and of
     one that is not its manifest, which says how large it is and whose.
@@ -90,7 +90,7 @@ def survey(
 def look_for_needs(
     artifacts: ArtifactStore, keep_runs: int, aliases: list[AliasedArtifact] | None
 ) -> tuple[Survey, Sequence[RunRecord]]:
-    """What is needed alone, and the runs that keep nothing."""
+    """Return what is needed alone, and the runs that keep nothing."""
     found = Survey()
     dropped: list[RunRecord] = []
     for record, is_kept in _runs(artifacts, keep_runs, found):
@@ -239,7 +239,7 @@ def _unfinished(
 
 
 def _reached_by(runs: Sequence[RunRecord]) -> Mapping[str, Sequence[str]]:
-    """Which runs reached a stage, by the first digits of its digest. A run whose records are
+    """Return which runs reached a stage, by the first digits of its digest. A run whose records are
     damaged says nothing, so that what it left stays."""
     found: dict[str, list[str]] = {}
     with ThreadPoolExecutor(_READERS) as pool:
@@ -300,7 +300,9 @@ def _require_certain(found: Survey) -> None:
 
 
 def _delete(artifacts: ArtifactStore, wanted: Sequence[Unneeded], again: Survey) -> int:
-    """What a second look still finds unneeded: a run may have begun since the first. -> bytes."""
+    """Return what a second look still finds unneeded: a run may have begun since the first. ->
+    bytes.
+    """
     freed = 0
     for each in wanted:
         if each.digest[:12] not in again.kept:

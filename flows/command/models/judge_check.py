@@ -148,8 +148,8 @@ def _as_written(name: str, term: RewardTerm, at: JudgeAddress) -> ExternalJudgeS
 
 
 def _at_an_address(name: str, term: RewardTerm, at: JudgeAddress) -> ExternalJudgeSettings:
-    """A served judge as it is asked at an address: nothing is kept, for another model may stand
-    there tomorrow."""
+    """Return a served judge as it is asked at an address: nothing is kept, for another model may
+    stand there tomorrow."""
     if not at.url or not at.model:
         served = next(iter(term.served_models.values()), "")
         raise InputError(

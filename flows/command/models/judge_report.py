@@ -138,7 +138,7 @@ class JudgeReport:
 
     @property
     def is_useful(self) -> bool:
-        """Whether it can tell better from worse, as far as these pairs show."""
+        """Return whether it can tell better from worse, as far as these pairs show."""
         return self.agrees is not None and self.agrees.value > 0.5 and self.p < _SURE
 
 
@@ -208,7 +208,7 @@ def _cautions(report: JudgeReport) -> Iterator[str]:
 
 
 def lines(report: JudgeReport) -> Iterator[str]:
-    """What is printed."""
+    """Yield what is printed."""
     bad = f"; {report.bad_rows} rows compare nothing" if report.bad_rows else ""
     yield f"{report.judge}: scores for both answers of {report.asked} pairs{bad}"
     worst = sorted(report.failed.items(), key=lambda each: -each[1])

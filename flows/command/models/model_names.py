@@ -26,7 +26,7 @@ def require_model_name(model: str) -> None:
 
 
 def stages_of_run(wanted: str) -> str:
-    """What to name in place of a run where a stage is asked for; empty if it is no run."""
+    """Return what to name in place of a run where a stage is asked for; empty if it is no run."""
     if not has_run(wanted):
         return ""
     named = [f"{wanted}/{stage.name}" for stage in find_run(wanted).stages().values()]

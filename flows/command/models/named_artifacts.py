@@ -125,7 +125,7 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
 
 
 def _no_stage(latest: str, run: str, name: str, stages: Sequence[str]) -> str:
-    """Which stages there are, and who has the one that was meant."""
+    """Return which stages there are, and who has the one that was meant."""
     if not run and (said := stages_of_run(name)):
         return said
     if not run:
@@ -250,7 +250,7 @@ def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactReco
 
 
 def model_place(model: str, root: str) -> str:
-    """What a recipe's `base.folder` says of a model that a person named. Raises InputError."""
+    """Return what a recipe's `base.folder` says of the model that is named. Raises InputError."""
     require_model_name(model)
     is_place = "://" in model or model.startswith("$") or is_hub_name(model) or is_gguf(model)
     if is_place or _is_folder(model, root):
@@ -302,7 +302,7 @@ def _only_model(wanted: str) -> str:
 
 
 def _fetched(url: str) -> Path:
-    """A copy of a model folder elsewhere; the same one while names and sizes stay the same."""
+    """Return a copy of a model folder elsewhere; the same one while names and sizes stay."""
     files = ModelFiles(url)
     listed = json.dumps([url, sorted(files.sizes.items())])
     copy = home() / "cache" / "models" / hashlib.sha256(listed.encode()).hexdigest()[:16]
@@ -349,7 +349,7 @@ def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandC
 def _asked(
     artifacts: ArtifactStore, record: RunRecord | None, kind: str
 ) -> Sequence[tuple[str, str]]:
-    """What to show, and the evaluations that score it: a run's own, where a run is asked for."""
+    """Return what to show, and the evaluations that score it; if a run is asked for, its own."""
     kinds = sorted({kind, EVALUATE}) if kind else []
     if record is None:
         return artifacts.names(*kinds)

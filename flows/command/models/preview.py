@@ -101,7 +101,7 @@ class _Seen:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What the rows were read as, and what was not read of them."""
+        """Yield what the rows were read as, and what was not read of them."""
         for layout, count in self.layouts.most_common():
             yield f"read as {layout}" + (f": {count} rows" if len(self.layouts) > 1 else "")
         if self.unread:
@@ -112,7 +112,7 @@ class _Seen:
 
     @property
     def cautions(self) -> Iterator[str]:
-        """What may make right answers wrong, or teach what was not meant."""
+        """Yield what may make right answers wrong, or teach what was not meant."""
         if self.empty:
             yield f"without a row: {', '.join(self.empty)}"
         for said, count in self.unreadable.items():
@@ -145,8 +145,8 @@ class ReadAs:
     """of documents that are conversations: whose messages the loss is taken on; or `all`"""
 
     def reader(self, renderer: Renderer) -> Read:
-        """What turns a row into what is shown of it. Raises InputError for what its kind has no use
-        for."""
+        """Return what turns a row into what is shown of it. Raises InputError for what its kind has
+        no use for."""
         named = columns_of(self.columns)
         if self.roles and self.kind != "documents":
             raise InputError("--roles: is for mid-training; write --kind documents too")
@@ -220,7 +220,7 @@ def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:
 
 
 def _calls_unlisted(made: Prompt | Judged | Conversation) -> bool:
-    """Whether a row calls tools and offers none."""
+    """Return whether a row calls tools and offers none."""
     said = made.answers[0] if isinstance(made, Judged) else made
     return not said.tools and any(message.tool_calls for message in said.messages)
 
@@ -267,7 +267,7 @@ def _marked(renderer: Renderer, sequence: TokenSequence, in_colour: bool) -> Tex
 
 
 def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
-    """What `--json` prints: as `_summary`, and each shown row with its tokens."""
+    """Return what `--json` prints: as `_summary`, and each shown row with its tokens."""
     counts = seen.counts
     return {
         "rows_read": counts.read,

@@ -143,7 +143,7 @@ def served_model(name: str, fleet: ServedFleet, root: str) -> ServedModel:
 
 
 def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
-    """What a person needs to use the endpoint. `key`: how a shell finds it."""
+    """Return what a person needs to use the endpoint. `key`: how a shell finds it."""
     body = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello"}]}
     header = f' -H "Authorization: Bearer {key}"'
     lines = [
@@ -199,7 +199,7 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
 
 
 def key_to_ask(host: str, port: int, variable: str) -> str:
-    """What requests must carry. Raises InputError, also where no server can listen."""
+    """Return what requests must carry. Raises InputError, also where no server can listen."""
     require_listenable(host)
     if not is_free(port):
         raise InputError(f"port {port} is taken: choose another with --port")

@@ -24,7 +24,7 @@ def encode(header: Header, body: bytes = b"") -> bytes:
 
 
 def beginning(header: Header, size: int) -> bytes:
-    """What comes before a body of this size."""
+    """Return what comes before a body of this size."""
     text = json.dumps(header).encode()
     return LENGTHS.pack(len(text), size) + text
 

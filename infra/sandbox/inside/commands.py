@@ -60,7 +60,8 @@ class OwnerGone(Exception):
 def watch(
     place: Place, child: int, pipes: Pipes, limits: Mapping[str, Any], owner: int
 ) -> Generator[tuple[dict[str, Any], list[memoryview]]]:
-    """How a child that becomes a program ended, its output and its errors, which are gone after.
+    """Learn how a child that becomes a program ended, its output and its errors, which are gone
+    after.
 
     `owner`: the descriptor that ends when the owner goes. Raises OSError where the command could
     not be confined, and OwnerGone.
@@ -98,7 +99,7 @@ class _Kept:
         self.is_truncated = False
 
     def read(self, descriptor: int) -> int:
-        """How much there was; what is more than fits is thrown away."""
+        """Return how much there was; what is more than fits is thrown away."""
         got = os.readv(descriptor, [self._view[self._size : self._size + _CHUNK]])
         self.is_truncated = self.is_truncated or self._size + got > self._most
         self._size = min(self._size + got, self._most)
@@ -165,7 +166,7 @@ class _Watch:
             kept.close()
 
     def _read(self, descriptor: int) -> bool:
-        """Whether there was something to read; at its end an output is no longer watched."""
+        """Return whether there was something to read; at its end an output is no longer watched."""
         try:
             got = self._outputs[descriptor].read(descriptor)
         except BlockingIOError:

@@ -84,7 +84,7 @@ def _limit(limits: Mapping[str, Any]) -> None:
 
 
 def _has_users_of_its_own() -> bool:
-    """Whether this is a user namespace: elsewhere others' processes would count as well."""
+    """Return whether this is a user namespace: elsewhere others' processes would count as well."""
     with open("/proc/self/uid_map") as mapped:
         return int(mapped.readline().split()[2]) < _ALL_USERS
 

@@ -94,7 +94,7 @@ def start(
     readable: Sequence[str] = (),
     reach: Mapping[int, str] | None = None,
 ) -> AgentSandbox:
-    """A sandbox that is ready.
+    """Return a sandbox that is ready.
 
     `readable` are more trees to show, at their own paths; `reach` maps ports of the sandbox's
     loopback to the `host:port` that each leads to. Raises InputError where `bwrap` cannot run.
@@ -203,7 +203,7 @@ def _check_readable(paths: Sequence[str]) -> None:
 
 
 def _folders_above(paths: Sequence[str]) -> list[str]:
-    """What leads to them, open to nobody, whatever the folders of these names allow here."""
+    """Return what leads to them, open to nobody, whatever the folders of these names allow here."""
     found = {str(folder) for path in paths for folder in Path(path).parents if folder.name}
     shown = tuple(f"{path}/" for path in paths)
     made = sorted(folder for folder in found if not f"{folder}/".startswith(shown))
@@ -211,7 +211,7 @@ def _folders_above(paths: Sequence[str]) -> list[str]:
 
 
 def _users() -> BinaryIO:
-    """A file in memory, at its beginning."""
+    """Return a file in memory, at its beginning."""
     users = os.fdopen(os.memfd_create("users"), "w+b")
     users.write(_USERS.encode())
     users.seek(0)

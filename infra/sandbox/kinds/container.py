@@ -62,7 +62,8 @@ def refusal() -> str:
 
 
 def start(limits: Limits, image: str) -> AgentSandbox:
-    """A sandbox of an image, e.g. `docker.io/library/python@sha256:<64 digits>`, that is ready.
+    """Return a sandbox of an image, e.g. `docker.io/library/python@sha256:<64 digits>`, that is
+    ready.
 
     Raises InputError for an image that is not named by its digest, or where nothing runs it, and
     SandboxLost with what podman or docker said where no container starts.
@@ -128,7 +129,7 @@ def _what_it_says(run: list[str]) -> str:
 
 
 def command(program: str, name: str, image: str, limits: Limits) -> list[str]:
-    """What starts a container whose agent speaks on standard input and output."""
+    """Return what starts a container whose agent speaks on standard input and output."""
     processes = limits.processes + _SPARE_PROCESSES
     programs = min(limits.resident, limits.memory * limits.processes)
     memory = programs + limits.disk + _SPARE_MEMORY

@@ -37,7 +37,9 @@ ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECOD
 def start(
     limits: Limits, *, demand: Demand = "confined", confinement: Level | None = None
 ) -> AgentSandbox:
-    """A sandbox that is ready. Raises InputError where the machine offers less than `demand`."""
+    """Return a sandbox that is ready. Raises InputError where the machine offers less than
+    `demand`.
+    """
     if limits.processes > 1:
         raise InputError(
             "`limits.processes` is above 1, but a process sandbox runs one Python program at a "

@@ -40,8 +40,8 @@ _REFUSED, _NO_KEY = 422, (401, 403)
 
 
 def start(limits: Limits, *, url: str, key: str) -> RemoteSandbox:
-    """A sandbox of the server at `url` that is ready. Raises InputError where the server does not
-    take the key, SandboxRefused and SandboxLost."""
+    """Return a sandbox of the server at `url` that is ready. Raises InputError where the server
+    does not take the key, SandboxRefused and SandboxLost."""
     client = httpx.Client(
         base_url=url.rstrip("/") + "/v1/sandboxes",
         headers={

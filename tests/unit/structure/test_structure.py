@@ -169,6 +169,21 @@ def _named(node: ast.stmt) -> list[str]:
     return [part.id for part in stored if isinstance(part, ast.Name)]
 
 
+def test_what_is_said_of_a_function_is_a_sentence() -> None:
+    """But for kinds of constraints, whose words are a table of the docs."""
+    fragments = tuple(
+        f"{word} " for word in ("Of", "The same", "Those", "Its", "As", "Whether", "How")
+    )
+    found: list[str] = []
+    for module, path in source_files().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            said = (ast.get_docstring(node) or "") if is_function else ""
+            if said.startswith(fragments) and not module.startswith("rewards.constraints."):
+                found.append(f"{path}:{node.lineno}: {said.splitlines()[0]}")
+    assert found == []
+
+
 def test_what_runs_as_a_program_begins_behind_all_that_its_file_defines() -> None:
     for path in source_files().values():
         for node in ast.parse(path.read_text()).body[:-1]:

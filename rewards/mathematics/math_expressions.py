@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from rewards.mathematics.math_numbers import is_known, read_unit
+from rewards.mathematics.math_numbers import PERCENT, is_known, read_unit
 from rewards.mathematics.math_writing import ROW_END, tight
 
 Judge = Callable[[str, str], bool]
 _FUNCTIONS = (
-    r"!", r"\\binom|\\choose", r"\\l?floor|\\lceil|\\lfloor", r"\\sum|\\prod|\\int|\\lim",
+    r"!|\\binom", r"\\l?floor|\\lceil|\\lfloor", r"\\sum|\\prod|\\int|\\lim",
     r"\\(?:max|min|gcd|lcm|det|bmod|pmod|mod)|\bmod\b", r"\\a?(?:rc)?(?:sin|cos|tan|cot|sec|csc)",
     r"\\l(?:n|og|g)(?![a-z])", r"\\cdots|\\ldots|\.\.\.",
 )  # fmt: skip
 _BOUND = r"\s*(?:\{[^{}]*\}|\w)"
 _PLUS = re.compile(r"(?<=[\w})!%\]])\s*[+-]")
 _PRODUCT = re.compile(
-    r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)(?!\d+\^\{?\(?(?:\d+/|\\frac))\d|(?<![\d_])\d+\s*\(\d|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
+    r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)(?!\d+\^\{?\(?(?:\d+/|\\frac))\d|(?<![\d_])\d+\s*\(-?\d+(?:\.\d+)?\)|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
 )
 
 _VECTOR = r"\\(?:vec|overrightarrow)\s*(?:\{[^{}]*\}|\w)"
@@ -31,22 +31,32 @@ _UNDER = re.compile(
 )
 _DROPPED = re.compile(
     rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*|{_VECTOR}\s*\\times\s*{_VECTOR}"
+    r"|\\\{[^{},]*[A-Za-z][^{},]*\\\}|(?<!sqrt)\[[^\[\](),]*[A-Za-z][^\[\](),]*\]|\\langle|\|z\|"
     r"|[A-Z]\[[^\]]*\](?:\^\{?\w+)?|!!|\\gamma(?![a-z])|\\nabla\s*(?:\\cdot(?![a-z])|\\times(?![a-z]))?"
 )
-"""what math-verify reads over: for it `x'` is `x`, and `A^T` is `A`, and a cross product any"""
+"""what math-verify reads over: for it `x'` is `x`, `A^T` is `A`, a cross product any, and the whole
+part `[x]` is `x`"""
 _SAID = re.compile(r"\. |(?<![A-Za-z\\])[A-Za-z]{2,} (?=\w)")
 """words, which it would read as factors; and behind a full stop it reads the rest alone"""
 _LIMIT = re.compile(rf"\\lim\s*_{_BOUND}")
 """of a sequence such as `a_n` it is for sympy that name, wherever it goes"""
+_TURN = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_TYPED_UNIT = re.compile(r"(.+?[\w})]) ((?:[A-Za-z]{2,}(?:\^\{?\d\}?)?\s*[/*]?\s*)+)")
+_CONSTANT = re.compile(r"(?<=\+)[cC]$|(?<![A-Za-z\\])[cC](?=_)")
+"""of integration, with which nothing but variables stands"""
 _COMMANDS = re.compile(r"\\(?:text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|_\{[^{}]*\}|_\w")
 
 
 def same_expression(gold: str, answer: str, judge: Judge) -> bool:
     """Asks the judge, where its answer would be the right one."""
+    if _TURN.search(gold) and gold.count(r"\circ") != answer.count(r"\circ"):
+        return False
     gold, unit = _without_unit(gold)
     answer, said = _without_unit(answer)
-    if unit and said and unit != said:
+    if unit != said and ((unit and said) or PERCENT in (unit, said)):
         return False
+    if not re.search(r"(?<![A-Za-z\\])[ab](?![A-Za-z])", gold):
+        gold, answer = _CONSTANT.sub("C", gold), _CONSTANT.sub("C", answer)
     if gold == answer:
         return True
     if re.search(r"\\text\{", answer) or _leaves_open(gold, answer):
@@ -74,13 +84,14 @@ def _drops(text: str) -> list[str]:
 
 
 def _without_unit(text: str) -> tuple[str, str]:
-    found = re.fullmatch(
-        r"(.+?)\s*((?:\\text\{[^{}]*\}(?:\^\{?\d\}?)?\s*[/*]?\s*)+|%|\^\\circ)", text
-    )
-    if not found:
-        return text, ""
-    unit = read_unit(found[2])
-    return (tight(found[1]), unit[0]) if unit is not None else (text, "")
+    found = _TYPED_UNIT.fullmatch(text)
+    if not found or not is_known(found[2]):
+        found = re.fullmatch(
+            r"(.+?)\s*((?:\\text\{[^{}]*\}(?:\^\{?\d\}?)?\s*[/*]?\s*)+|%|\^\\circ)", text
+        )
+    unit = read_unit(found[2]) if found else None
+    is_scaled = unit is not None and unit[1] != 1  # of `\pi` million
+    return (tight(found[1]), unit[0]) if found and unit and not is_scaled else (text, "")
 
 
 def _leaves_open(gold: str, answer: str) -> bool:

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rewards.mathematics.math_expressions import Judge, same_expression
-from rewards.mathematics.math_numbers import Number, read_number, same_number
+from rewards.mathematics.math_numbers import Number, is_rounding, read_number, same_number
+from rewards.mathematics.math_parts import (
+    RELATION,
+    brackets,
+    interval,
+    is_altered,
+    is_measured,
+    is_name,
+    relation_name,
+    sides,
+    split,
+)
 from rewards.mathematics.math_words import (
     DATE,
     choice_of,
@@ -24,30 +34,36 @@ from rewards.mathematics.math_words import (
 from rewards.mathematics.math_writing import ROW_END, tight
 
 MOST_ITEMS = 32
-_NAME = re.compile(
-    r"(?:\\[A-Za-z]+ ?)?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']*)?(?:_\{?\w+\}?)?'*(?:\([^()=]*\))?"
-)
 _LABEL = re.compile(
-    r"(?!.*\b(?:not|wrong|incorrect|false|minus|negative|less|more|least|most|than)\b)"
+    r"(?!(?i:.*\b(?:not|wrong|incorrect|false|minus|negative|less|more|least|most|than|never|error|half|"
+    r"twice|double|third|square[ds]?|cannot|except|upper|lower|bound|impossible)\b))"
     r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)"
 )
 _WORDS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,} ")
 _NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])+\)")
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
-_RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
-_EQUALS = re.compile(r"(?<![<>!:\\])=(?![^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
-"""that parts two sides: not one in braces, as in `\\sum_{k=1}^n`"""
 _NEGATION = re.compile(r"\\(?:not(?![a-z])|ne(?![a-z])|neg(?![a-z])|lnot|notin|nsubseteq|nmid)|¬")
-_FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
-_MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}")
+_DENIED = re.compile(
+    r"\\(?:implies|Rightarrow|Longrightarrow|to|rightarrow|iff)(?![a-z])|\b(?:when|if|for|or|and|then)\b"
+)
+"""what makes of an answer several, or one under a condition"""
+_LETTER = re.compile(r"\(?([A-Da-d])\)?")
+_GROUPED = re.compile(r"\\?[{(\[](.*?)\\?[})\]]")
+_TRUTH = re.compile(r"(?i)(?:\\text\{)?\s*(?:t|f|true|false|yes|no|right|wrong)\s*\}?")
+_NAMED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\((.*)\)")
+_POINT = re.compile(r"([A-Z])(?=\([^()]*,[^()]*\)$)")
+_OBJECT = re.compile(
+    r"(?:\\(?:vec|overrightarrow) ?\{?[A-Za-z]{1,2}\}?|[A-Za-z](?:\^\{?(?:-1|T|\d)\}?)?)="
+)
+"""the name of a vector, a matrix or a set"""
+_LINES = re.compile(r"\\begin\{cases\}([^&]*)\\end\{cases\}")
+_MATRIX = re.compile(r"\\begin\{([pb]?matrix|array|cases)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}")
 _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*(.*)\\\}$")
 """a set by what holds for it: `\\{x | x > 3\\}`"""
 _AND, _OR = (
     re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,)}}])\b{word}\b") for word in ("and", "or")
 )
 _JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
-_REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")
-
 _NOTHING = tuple(
     re.compile(rf"(?i)(?:\\text\{{)?\s*(?:{said})\s*\}}?")
     for said in (
@@ -58,21 +74,15 @@ _NOTHING = tuple(
 """ways to say that there is none"""
 
 
-class Interval(NamedTuple):
-    """`(1, 2]` as `("(", "1", "2", "]")`."""
-
-    opening: str
-    low: str
-    high: str
-    closing: str
-
-
 def same(gold: str, answer: str, judge: Judge) -> bool:
     """Return whether they denote the same; both in the one way of `math_writing.plain`."""
-    gold, answer = (_BUILT.sub(r"\1", tight(text)) for text in (gold, answer))
+    gold, answer = (_listed_lines(_BUILT.sub(r"\1", tight(text))) for text in (gold, answer))
     if not answer or not gold:
         return False
     if gold == answer or _squeezed(gold) == _squeezed(answer):
+        return True
+    letters = [_LETTER.fullmatch(text) for text in (gold, answer)]
+    if letters[0] and letters[1] and letters[0][1].casefold() == letters[1][1].casefold():
         return True
     if gold.removeprefix("\\") == answer.removeprefix("\\"):  # `pi`
         return True
@@ -86,13 +96,14 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         return same(wanted.text, answer, judge)
     if len(_NEGATION.findall(gold)) != len(_NEGATION.findall(answer)):
         return False
-    if same_words(gold, answer) or same_measure(gold, answer):
+    number = read_number(gold)
+    says_words = number is None or read_number(answer) is None  # megahertz are no millihertz
+    if (says_words and same_words(gold, answer)) or same_measure(gold, answer):
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
         return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
     if DATE.search(gold):
         return False
-    number = read_number(gold)
     if number is not None:
         return _is_number(number, answer)
     sizes = same_sizes(gold, answer)
@@ -106,7 +117,7 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
 
 
 def _same_expression(gold: str, answer: str, judge: Judge) -> bool:
-    return len(_split(answer)) == 1 and same_expression(gold, answer, judge)
+    return len(split(answer)) == 1 and same_expression(gold, answer, judge)
 
 
 def _squeezed(text: str) -> str:
@@ -115,16 +126,59 @@ def _squeezed(text: str) -> str:
     return re.sub(r"\s+" if re.search(r"[(\[{]", text) else r"\s+|(?<=\d),(?=\d{3})", "", text)
 
 
+def _listed_lines(text: str) -> str:
+    """Return a system, one equation a line, as a list."""
+    return _LINES.sub(lambda found: tight(found[1].replace(ROW_END, ",")), text)
+
+
 def _is_number(gold: Number, answer: str) -> bool:
     said = read_number(answer)
-    if said is None:
-        parts = _EQUALS.split(answer.replace(r"\approx", "="))
-        if len(parts) > 1:
-            last = parts[-1] if not _is_name(parts[-1]) else parts[0]
-            said = read_number(tight(last))
-        elif label := _LABEL.match(answer):
-            said = read_number(tight(answer[label.end() :].replace("}", "", "}" in label[0])))
-    return said is not None and same_number(gold, said)
+    if said is not None:
+        return same_number(gold, said)
+    if len(_listed(answer)) > 1 or RELATION.search(answer):
+        return False
+    if label := _LABEL.match(answer):
+        said = read_number(tight(answer[label.end() :].replace("}", "", "}" in label[0])))
+        if said is not None and "=" not in answer:
+            return same_number(gold, said)
+    return not _DENIED.search(answer) and _is_chain_to(gold, answer)
+
+
+def _is_chain_to(gold: Number, answer: str) -> bool:
+    """Return whether it says the number, and no other: `x=\\frac{10}{2}=5`, but not `x=6=5`."""
+    exact, *rounded = (tight(part) for part in answer.split(r"\approx"))
+    if rounded and not any(map(_number_in, sides(exact))):
+        exact, rounded = (f"{exact}={rounded[0]}" if len(rounded) == 1 else ""), []
+    parts = [part for part in map(tight, sides(exact)) if part]
+    if len(parts) < 2 and not rounded:
+        return False
+    if len(parts) > 1 and is_name(parts[-1]):
+        parts = [parts[-1], *parts[:-1]]
+    if not parts or is_altered(parts[0]):
+        return False
+    if any(
+        re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", part)) and _number_in(part) is None
+        for part in parts[1:]
+    ):
+        return False
+    if not all(_is_rounding_of(gold, part) for part in rounded):
+        return False
+    last = read_number(parts[-1])
+    numbers = [each for each in map(_number_in, parts) if each and each.unit in ("", gold.unit)]
+    agree = all(each.value == gold.value or same_number(gold, each) for each in numbers)
+    return last is not None and same_number(gold, last) and agree
+
+
+def _is_rounding_of(gold: Number, text: str) -> bool:
+    shown = read_number(text)
+    digits = 0 if shown is None else shown.digits or len(str(abs(int(shown.value))))
+    return shown is not None and is_rounding(gold.value - shown.value, shown.value, digits)
+
+
+def _number_in(text: str) -> Number | None:
+    """Return the number that a part is, also in brackets."""
+    inner = _GROUPED.fullmatch(text)
+    return read_number(tight(inner[1] if inner else text))
 
 
 # Each of these compares one form, and gives None where the reference does not have it.
@@ -133,12 +187,12 @@ def _is_number(gold: Number, answer: str) -> bool:
 def _by_relation(gold: str, answer: str, judge: Judge) -> bool | None:
     """Inequalities in one name, and intervals."""
     wanted, said = (
-        _interval(a, is_open=bool(_RELATION.search(b))) for a, b in ((gold, answer), (answer, gold))
+        interval(a, is_open=bool(RELATION.search(b))) for a, b in ((gold, answer), (answer, gold))
     )
     if wanted is None or said is None:
         return None if wanted is None else False
-    if bool(_RELATION.search(gold)) and bool(_RELATION.search(answer)):
-        names = [_relation_name(text) for text in (gold, answer)]
+    if bool(RELATION.search(gold)) and bool(RELATION.search(answer)):
+        names = [relation_name(text) for text in (gold, answer)]
         if names[0] != names[1]:
             return False
     if (wanted.opening, wanted.closing) != (said.opening, said.closing):
@@ -147,76 +201,45 @@ def _by_relation(gold: str, answer: str, judge: Judge) -> bool | None:
     return all(ends)
 
 
-def _relation_name(text: str) -> str:
-    return next((part for part in map(tight, _RELATION.split(text)) if _is_name(part)), "")
-
-
-def _interval(text: str, *, is_open: bool) -> Interval | None:
-    """Read an interval or an inequality. `(1, 2)` may as well be a point: `is_open` says that it is
-    none."""
-    if _RELATION.search(text):
-        return _of_relation(text)
-    text = re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text)
-    if _REALS.fullmatch(text):
-        return Interval("(", r"-\infty", r"\infty", ")")
-    if len(text) > 4 and text[0] in "([" and text[-1] in ")]" and _is_balanced(text[1:-1]):
-        items = _split(text[1:-1])
-        is_open = is_open or text[0] == "[" or text[-1] == "]" or r"\infty" in text
-        if len(items) == 2 and is_open:
-            return Interval(text[0], items[0], items[1], text[-1])
-    return None
-
-
-def _of_relation(text: str) -> Interval | None:
-    parts = [tight(part) for part in _RELATION.split(text)]
-    signs = _RELATION.findall(text)
-    if len(parts) == 2 and _is_name(parts[0]):
-        (sign,), end = signs, parts[1]
-    elif len(parts) == 2 and _is_name(parts[1]):
-        sign, end = _FLIPPED[signs[0]], parts[0]
-    elif len(parts) == 3 and _is_name(parts[1]) and {"<", r"\le"} >= set(signs):
-        return _between(parts[0], signs[0], signs[1], parts[2])
-    elif len(parts) == 3 and _is_name(parts[1]) and {">", r"\ge"} >= set(signs):
-        return _between(parts[2], _FLIPPED[signs[1]], _FLIPPED[signs[0]], parts[0])
-    else:
-        return None
-    if sign in ("<", r"\le"):
-        return _between(r"-\infty", "<", sign, end)
-    return _between(end, _FLIPPED[sign], "<", r"\infty")
-
-
-def _between(low: str, first: str, second: str, high: str) -> Interval:
-    return Interval("(" if first == "<" else "[", low, high, ")" if second == "<" else "]")
-
-
 def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
     r"""Several answers, in any order; `\pm` stands for two, and a union for its parts."""
     wanted = _listed(gold)
     if len(wanted) < 2:
         return None
-    if _RELATION.search(gold + answer) and bool(_AND.search(gold)) != bool(_AND.search(answer)):
+    if RELATION.search(gold + answer) and bool(_AND.search(gold)) != bool(_AND.search(answer)):
         return False
     if not re.search(r"[\d=<>]|\\[lg]e(?![a-z])", gold + answer):  # statements, sets, names
         joins = [_JOINS.findall(text) for text in (gold, answer)]
         if joins[0] != joins[1] and (all(joins) or r"\cup" in joins[0] + joins[1]):
             return False
-    answer = _unlabelled(answer, gold)
-    brackets = _brackets(answer)
-    if brackets and brackets[0] == r"\{" and r"\cup" not in gold:
-        return _any_order(wanted, brackets[1], judge)
-    if brackets and brackets[0] == "(" and "(" not in gold:
-        return _in_order(wanted, brackets[1], judge)
-    names = [_EQUALS.split(item)[0] for item in wanted if len(_EQUALS.split(item)) > 1]
-    if len({*names}) > 1 and not _EQUALS.search(answer):  # which is whose, the order says
+    answer = _NAMED_TUPLE.sub(_each_named, _unlabelled(answer, gold))
+    held = brackets(answer)
+    if held and held.opening == r"\{" and r"\cup" not in gold:
+        return _any_order(wanted, held.items, judge)
+    if held and held.opening == "(" and "(" not in gold:
+        return _in_order(wanted, held.items, judge)
+    are_letters = all(re.fullmatch("[A-Z]", item) for item in wanted)
+    if all(map(_TRUTH.fullmatch, wanted)) or (are_letters and len({*wanted}) < len(wanted)):
+        return _in_order(wanted, _listed(answer), judge)
+    names = [sides(item)[0] for item in wanted if len(sides(item)) > 1]
+    if len({*names}) > 1 and len(sides(answer)) == 1:  # which is whose, the order says
         return _in_order(wanted, _listed(answer), judge)
     return _any_order(wanted, _listed(answer), judge)
+
+
+def _each_named(found: re.Match[str]) -> str:
+    """Return `x=1,y=2` for `(x,y)=(1,2)`."""
+    names, values = found[1].split(","), split(found[2])
+    if len(names) != len(values):
+        return found[0]
+    return ",".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
 def _unlabelled(text: str, gold: str) -> str:
     r"""Without `x\in` before it, and without one name for all: `x = 1, 2`."""
     text = re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text)
     name, equals, rest = text.partition("=")
-    if equals and "=" not in rest and _is_name(name) and not _EQUALS.search(gold):
+    if equals and "=" not in rest and is_name(name) and len(sides(gold)) == 1:
         return tight(rest)
     return text
 
@@ -224,11 +247,9 @@ def _unlabelled(text: str, gold: str) -> str:
 def _listed(text: str) -> list[str]:
     text = _OR.sub(",", _AND.sub(",", re.sub(r"\\text\{ ?,\s*(and|or) ?\}", ",", text)))
     text = re.sub(r",\s*,", ",", text.replace(";", ",").replace(r"\cup", ","))
-    items = _split(text)
+    items = split(text)
     if len(items) > 1 and (shared := re.match(r"([A-Za-z](?:_\d)?)=", items[0])):
-        items = [
-            f"{shared[0]}{i}" if not _EQUALS.search(i) and len(items) > 1 else i for i in items
-        ]
+        items = [f"{shared[0]}{i}" if len(sides(i)) == 1 and len(items) > 1 else i for i in items]
     return [each for item in items for each in _both_signs(item)]
 
 
@@ -267,48 +288,39 @@ def _in_order(wanted: Sequence[str], said: Sequence[str], judge: Judge) -> bool:
 
 def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
     """Sets in any order, tuples in theirs; the brackets of a tuple may be left out."""
-    wanted = _brackets(_value_part(gold))
+    wanted = brackets(_value_part(gold))
     if wanted is None:
         return None
-    names = [_NAMES.match(text) for text in (gold, answer)]
-    if names[0] and names[1] and names[0][0] != names[1][0]:
-        return False
+    for pattern in (_NAMES, _POINT):
+        names = [pattern.match(text) for text in (gold, answer)]
+        if names[0] and names[1] and names[0][0] != names[1][0]:
+            return False
+    in_order = _by_their_names(split(answer))
     answer = _value_part(_unlabelled(answer, gold))
-    said = _brackets(answer)
-    if wanted[0] == r"\{":
-        items = said[1] if said and said[0] == r"\{" else [] if said else _listed(answer)
-        return _any_order(_members(wanted[1]), _members(items), judge)
+    said = brackets(answer)
+    if wanted.opening == r"\{":
+        items = said.items if said and said.opening == r"\{" else [] if said else _listed(answer)
+        return _any_order(_members(wanted.items), _members(items), judge)
     if said is None:
-        return len(_split(answer)) > 1 and _in_order(wanted[1], _split(answer), judge)
-    return wanted[0::2] == said[0::2] and _in_order(wanted[1], said[1], judge)
+        items = in_order or split(answer)
+        return len(items) > 1 and _in_order(wanted.items, items, judge)
+    return wanted[0::2] == said[0::2] and _in_order(wanted.items, said.items, judge)
+
+
+def _by_their_names(items: list[str]) -> list[str]:
+    """Return the values of `y=2, x=1` by the alphabet; none where not all have names."""
+    named = [sides(item) for item in items]
+    if all(len(parts) == 2 and is_name(parts[0]) for parts in named):
+        return [value for _, value in sorted(named)]
+    return []
 
 
 def _value_part(text: str) -> str:
-    """Return what is said of a tuple of names: `(x,y)=(1,2)` -> `(1,2)`; of a set, `S=` or
-    `x\\in`."""
-    text = re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text)
-    found = re.match(rf"(?:{_NAMES.pattern}|[A-Za-z])=", text)
+    """Return what is said of a tuple of names: of `(x,y)=(1,2)` the `(1,2)`; of a set `S`, and of a
+    point `A(1,2)`."""
+    text = _POINT.sub("", re.sub(r"^[A-Za-z]\s*\\in(?![a-z])\s*", "", text))
+    found = re.match(rf"(?:{_NAMES.pattern}=|{_OBJECT.pattern})", text)
     return tight(text[found.end() :]) if found else text
-
-
-def _brackets(text: str) -> tuple[str, list[str], str] | None:
-    r"""(opening, items, closing) where one pair of brackets is around all: `(1,2)`, `\{1\}`."""
-    for opening, closing in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
-        if text.startswith(opening) and text.endswith(closing):
-            inner = text[len(opening) : -len(closing)]
-            items = _split(inner)
-            if _is_balanced(inner) and (len(items) > 1 or opening == r"\{"):
-                return opening, items, closing
-    return None
-
-
-def _is_balanced(text: str) -> bool:
-    depth = 0
-    for letter in text:
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _by_matrix(gold: str, answer: str, judge: Judge) -> bool | None:
@@ -326,50 +338,46 @@ def _cells(text: str) -> list[list[str]] | None:
     if not found:
         return None
     rows = found[2].strip().removesuffix(ROW_END).split(ROW_END)
-    return [[tight(cell) for cell in row.split("&")] for row in rows]
+    if found[1] != "cases":
+        return [[tight(cell) for cell in row.split("&")] for row in rows]
+    condition = r"^(?:\\text\{ ?(?:if|for|when) ?\}|\b(?:if|for|when)\b) ?"
+    return [[tight(re.sub(condition, "", tight(cell))) for cell in row.split("&")] for row in rows]
 
 
 def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
-    """Return a name with its value, which is worth the value alone: `x=5` and `5`."""
-    wanted, said = _EQUALS.split(gold), _EQUALS.split(answer)
+    """A name with its value, which is worth the value alone: `x=5` and `5`."""
+    wanted, said = sides(gold), sides(answer)
+    if len(said) > 1 and len(_listed(answer)) > 1:
+        return False
     if any(_WORDS.search(part) for part in (*wanted[1:-1], *said[1:-1])):  # `x = 3 when y = 2`
+        return False
+    if any(not same(wanted[-1], part, judge) for part in said[1:-1]):  # `x = 6 = 5`
         return False
     if len(wanted) == 1:
         if len(said) == 1:
             return None
-        is_named = _is_name(said[0]) or not re.search(r"[A-Za-z]", said[0])
-        return is_named and same(gold, said[-1], judge)
-    if not _is_name(wanted[0]):
-        if len(wanted) == 2 and _is_name(wanted[1]):
+        return _may_stand_before(gold, said[0], judge) and same(gold, said[-1], judge)
+    if not is_name(wanted[0]):
+        if len(wanted) == 2 and is_name(wanted[1]):
             return same(f"{wanted[1]}={wanted[0]}", answer, judge)
+        if is_measured(wanted[0]) and tight(said[0]) in (wanted[0], answer):
+            return same(wanted[-1], said[-1], judge)
         return len(said) > 1 and _same_expression(gold, answer, judge)
     if len(said) == 1:
         return same(wanted[-1], answer, judge)
-    if _is_name(said[-1]) and not _is_name(said[0]):
+    if is_name(said[-1]) and not is_name(said[0]):
         said = said[::-1]
-    if _is_name(said[0]):
+    if is_name(said[0]):
         return tight(wanted[0]) == tight(said[0]) and same(wanted[-1], said[-1], judge)
-    if not re.search(r"[A-Za-z]", said[0]):
-        return same(wanted[-1], said[-1], judge)
+    if _is_without_names(said[0]):
+        return judge(wanted[-1], said[0]) and same(wanted[-1], said[-1], judge)
     return read_number(tight(wanted[-1])) is None and judge(gold, answer)
 
 
-def _is_name(text: str) -> bool:
-    text = tight(text)
-    return bool(text) and bool(_NAME.fullmatch(text)) and bool(re.search("[A-Za-z]", text))
+def _may_stand_before(gold: str, text: str, judge: Judge) -> bool:
+    """Return whether a value may be said of it: a name, or what is computed and comes to that."""
+    return is_name(text) or (_is_without_names(text) and judge(gold, text))
 
 
-def _split(text: str) -> list[str]:
-    """The items between commas that stand in no brackets. A comma that parts thousands does not
-    count where others are followed by white space."""
-    items, depth, start = list[str](), 0, 0
-    is_spaced = re.search(r",\s", text) is not None
-    for at, letter in enumerate(text):
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(letter, 0)
-        if letter != "," or depth > 0:
-            continue
-        if is_spaced and re.match(r",\d{3}(?!\d)", text[at:]) and re.search(r"\d$", text[:at]):
-            continue
-        items.append(tight(text[start:at]))
-        start = at + 1
-    return [*items, tight(text[start:])]
+def _is_without_names(text: str) -> bool:
+    return not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))

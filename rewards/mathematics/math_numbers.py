@@ -58,7 +58,14 @@ _SPELLINGS: Mapping[str, str] = {
     "h": "hour hr", "day": "", "week": "", "month": "", "yr": "year", "ms": "millisecond",
     "L": "liter litre l", "mL": "milliliter millilitre ml", "gal": "gallon", "Hz": "hertz",
     "N": "newton", "J": "joule", "W": "watt", "V": "volt", "K": "kelvin", "Pa": "pascal",
-    "A": "ampere amp", "kW": "kilowatt", "MW": "megawatt", "kJ": "kilojoule", "mol": "mole",
+    "A": "ampere amp", "mA": "milliampere", "mV": "millivolt", "kV": "kilovolt", "ohm": "",
+    "nm": "nanometer nanometre", "um": "micrometer micrometre micron", "pm": "picometer",
+    "us": "microsecond", "ns": "nanosecond", "eV": "electronvolt", "keV": "", "MeV": "",
+    "GeV": "", "dB": "decibel", "T": "tesla", "kPa": "kilopascal", "MPa": "megapascal",
+    "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "kN": "kilonewton",
+    "uF": "microfarad", "pF": "picofarad", "uC": "microcoulomb", "nC": "nanocoulomb",
+    "cal": "calorie", "kcal": "kilocalorie", "mM": "millimolar", "atm": "atmosphere",
+    "kW": "kilowatt", "MW": "megawatt", "kJ": "kilojoule", "mol": "mole",
     "rad": "radian", "¤": "dollar usd buck", "€": "euro eur",
     "£": "gbp", "¥": "yen jpy", "₹": "rupee rs", "cent": "", "degree": "deg", "C": "celsius",
     "F": "fahrenheit", "unit": "",
@@ -73,6 +80,7 @@ _SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
     "quadrillion": 10**15, "lakh": 10**5, "crore": 10**7, "dozen": 12,
 }  # fmt: skip
+_SCALE = re.compile(rf"\b(?:{'|'.join(_SCALES)})s?\b", re.IGNORECASE)
 _NUMERALS = (
     r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|"
     r"nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|zero|point"
@@ -85,10 +93,14 @@ _NO_UNITS = re.compile(
     rf"pi|sqrt|root|log|ln|lg|sin|cos|tan|exp|factorial|mod|or|and|not|no|to|infinity|over|base|"
     rf"(?:{_ORDINALS}|{_NUMERALS})s?|gross|score|bps|basis|less|more|fewer|greater|below|above|under|"
     rf"beyond|plus|minus|negative|minimum|maximum|least|most|something|ish|repeating|recurring|"
-    rf"wrong|incorrect|false"
+    rf"wrong|incorrect|false|(?:hundred|thousand|\w*illion)s?|permille|doubled|halved|tripled|"
+    rf"rejected|extraneous|impossible|reciprocal|inverse|except|unless|complement|maybe|many|too|"
+    rf"short|percentiles?|fold|kilo|mega|giga|milli|micro|epsilon|arc(?:sin|cos|tan)|(?:sin|cos|tan)h"
 )
 """words after a number that make another of it"""
-_TOKEN = re.compile(r"[A-Za-z]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
+_COUNTED = re.compile(r"(?:(?![不非错误或无和])[\u4e00-\u9fff])+")
+"""a Chinese unit, such as those of `12元` and `25个`"""
+_TOKEN = re.compile(r"[A-Za-z]+|[\u4e00-\u9fff]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
 _FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 
@@ -185,7 +197,7 @@ def is_rounding(difference: Fraction, shown: Fraction, digits: int) -> bool:
     if not shown:
         return False
     exponent = len(str(int(abs(shown)))) if abs(shown) >= 1 else 0
-    while abs(shown) < Fraction(1, 10 ** (1 - exponent)) and exponent > -MAX_EXPONENT:
+    while abs(shown) < Fraction(10) ** (exponent - 1) and exponent > -MAX_EXPONENT:
         exponent -= 1
     return abs(difference) * 2 <= Fraction(10) ** (exponent - digits)
 
@@ -242,7 +254,8 @@ def _with_unit(
 ) -> Number | None:
     rest = text[found.end() :]
     if re.match(r"[\d.,_!(\\^]", rest) and not re.match(
-        r"(?:\\frac\{)?\\text\{|\^\\circ|\\cdot *\\text|\(in |\( ?[a-z]", rest
+        r"(?:\\frac\{)?\\text\{|\^\\circ|\\cdot *\\text|\(in |\( ?[a-z]|\\(?:mu|Omega)(?![a-z])",
+        rest,
     ):
         return None
     read = read_unit(rest)
@@ -270,6 +283,7 @@ def read_unit(text: str) -> tuple[str, Fraction] | None:
 
     Example: `\\text{ million dollars}` -> ("¤", 1000000)
     """
+    text = re.sub(r"\\mu\s*(\\text\s*\{)?\s*", r"\1u", text).replace(r"\Omega", " ohm ")
     text = re.sub(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ", _FRACTION.sub(r"\1/\2", text))
     text = text.replace(r"^\circ", " degree ").replace(r"\cdot", "*").replace("per cent", "%")
     text = re.sub(r"\bmph\b", "mi/h", re.sub(r"(?i)\bk(?:m?ph|mh)\b", "km/h", text))
@@ -279,6 +293,8 @@ def read_unit(text: str) -> tuple[str, Fraction] | None:
         return None
     if re.search(r"[-*/]\s*$", text):
         return None
+    if text.strip().startswith("(") and _SCALE.search(text):
+        return None  # `5 (thousands)` may be 5000 or 5
     scale = Fraction(1)
     while tokens and (factor := _SCALES.get(tokens[0].lower().removesuffix("s"))):
         scale *= factor
@@ -303,7 +319,8 @@ def is_known(text: str) -> bool:
     variable.
     """
     words = [token for token in _TOKEN.findall(text) if token.isalpha()]
-    return all(word in _KNOWN or word.lower() in {**_KNOWN, **_SCALES, **_POWERS} for word in words)
+    known = {**_KNOWN, **_SCALES, **_POWERS}
+    return all(w in _KNOWN or w.lower() in known or _COUNTED.fullmatch(w) for w in words)
 
 
 def _powers(tokens: list[str]) -> Counter[str] | None:
@@ -330,11 +347,16 @@ def _powers(tokens: list[str]) -> Counter[str] | None:
 
 def _one(word: str) -> str | None:
     lower = word.lower()
+    if _COUNTED.fullmatch(word):
+        return word
     if word in "%" or lower in ("percent", "pct"):
         return PERCENT
-    known = _KNOWN.get(word) or (_KNOWN.get(lower) if len(word) > 1 else None)
-    if known:
+    means_case = word[0] in "Mm" and 1 < len(word) < 4  # megahertz and millihertz
+    known = _KNOWN.get(word) or (None if word[0] == "M" and means_case else _KNOWN.get(lower))
+    if known and (len(word) > 1 or word in _KNOWN):
         return known
+    if means_case and word[1:] in _KNOWN and not word.islower():
+        return word
     if len(word) < 3 or _NO_UNITS.fullmatch(lower):
         return "" if lower in ("of", "in", "a", "an") else None
     return lower.removesuffix("s")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+ROW_END = "⏎"
+"""stands for `\\\\`"""
 _ARGUMENT = r"(?=\s*(?:[_^]\s*(?:\{[^{}]*\}|-?\w+)\s*)*[({|\\]|\s*[_^]?\s*\d|\s+\w|x(?![A-Za-z]))"
 """what a function is of, behind its powers; also that of `lnx`"""
 _FUNCTION = (
@@ -36,6 +38,14 @@ _CALL = re.compile(r"\\(sqrt|cbrt|abs)\s*(\[\d+\])?\s*\(((?:[^()]|\((?:[^()]|\([
 _SIGNED = re.compile(r"\^\s*([-+](?:\d+(?:\.\d+)?(?! ?\d)|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+))")
 _LOGARITHM = re.compile(r"(?<![A-Za-z\\])log(2|10)(?=\s*\()")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
+_BRACKETED_POWER = re.compile(r"\^\s*\(\s*([-+]?\w+)\s*\)")
+_MATHEMATICA = re.compile(r"\bSqrt\[([^\[\]]*)\]|(?<![A-Za-z\\])Pi(?![A-Za-z])")
+_RATIONAL = re.compile(r"\b(?:Rational|Fraction)\(\s*(-?\d+)\s*,\s*(\d+)\s*\)")
+_CHOOSE = re.compile(r"\{\s*([^{}]+?)\s*\\choose\s*([^{}]+?)\s*\}|\\binom\s*(\w)\s*(\w)(?!\w)")
+_REPEATED = re.compile(r"(\.\d*?)(?:(\d)\2\2+|(?<=\.)(\d+)\3+)\.\.\.")
+"""`0.1666...`, and `0.142857142857...`"""
+_ROWS = re.compile(r"\s*\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\s*")
+_ROW_ENDS = re.compile(r"\]\s*,\s*\[")
 _UNION = re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])")
 _MODULO = re.compile(
     r"\s*(?:\(\s*(?:\\[bp]?)?mod\s*(\w+)\s*\)|(?:\\[bp]?|\b)mod\s*(?:\{\s*(\w+)\s*\}|(\w+)))\s*$"
@@ -46,6 +56,13 @@ def typeset(text: str) -> str:
     """Return it with commands for names, `\\cup` for `U`, and signed powers in braces."""
     if negative := _NEGATIVE.fullmatch(text):
         return f"-{negative[1]}"
+    if rows := _ROWS.fullmatch(text):
+        cells = _ROW_ENDS.sub(ROW_END, rows[1][1:-1]).replace(",", "&")
+        return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
+    text = _REPEATED.sub(lambda found: rf"{found[1]}\overline{{{found[2] or found[3]}}}", text)
+    text = _MATHEMATICA.sub(lambda f: r"\pi " if f[1] is None else rf"\sqrt{{{f[1]}}}", text)
+    text = _RATIONAL.sub(r"\\frac{\1}{\2}", _BRACKETED_POWER.sub(r"^{\1}", text))
+    text = _CHOOSE.sub(_binomial, text)
     text = _SIGNED.sub(r"^{\1}", _UNION.sub(r" \\cup ", text))
     text = _MODULO.sub(lambda found: rf" \pmod{{{found[1] or found[2] or found[3]}}}", text)
     text = _names(_LOGARITHM.sub(r"\\log_{\1}", text))
@@ -68,6 +85,11 @@ def _command(found: re.Match[str]) -> str:
 
 def _unmarked(found: re.Match[str]) -> str:
     return f" {found[1]} " if _NAME.match(f"{found[1]} x") else found[0]
+
+
+def _binomial(found: re.Match[str]) -> str:
+    over, under = (part for part in found.groups() if part)
+    return rf"\binom{{{over}}}{{{under}}}"
 
 
 def _called(found: re.Match[str]) -> str:

@@ -15,9 +15,17 @@ _CHOICE = re.compile(
     rf"\(?([A-Z])\)?|\(([A-J])\)\s*((?:{_TEXT_OF_CHOICE}|(?!(?:and|or)\b)[A-Za-z]{{2}}).*)"
     rf"|([A-J])[.)] ?((?:{_TEXT_OF_CHOICE}|[A-Z][a-z]).*)"  # but `E. coli` is a name
 )
-_CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
-_CHOSEN_TOO = re.compile(r"(?:[,;]|\b(?:and|or)\b) ?\(?[A-Z](?:\)|[.:])|[,;] ?[A-Z]$")
-"""behind one choice, another: `(A), (B)`, but not `D. Both A and B`"""
+_CHOSEN = re.compile(
+    r"(?:(?i:(?:the )?(?:correct |right )?(?:option|choice|answer)(?: is)?) ?:? ?)?"
+    r"\(?([A-Z])(?:\)?$|\)|[.:] )"
+)
+_CHOSEN_TOO = re.compile(
+    r"(?:[,;/+&]|\b(?:and|or|to|option|maybe)\b) ?\(?[A-J](?:\)|[.:]|$)|(?:^|\s)\(?[A-J]\)"
+    r"|(?:^|\. ?)\(?[A-J]\)?$|^(?:not$|is (?:not|false|wrong|incorrect)\b)"
+)
+"""behind one choice, another, or its denial"""
+_SEVERAL = re.compile(r"(?i)\b(?:both|all|each|n?either|none)\b")
+"""a choice that is about others, as `D. Both A and B`"""
 DATE = re.compile(r"^\d+(?:-\d+|(?:[-/.]\d+){2,})$")
 """or a range, such as `3-5`"""
 _WORD = re.compile(r"(?:(?<!\d)[+-] ?(?=\d))?(?:\d+(?:[.:/-]\d+)+|[^\W_]+)%?")
@@ -59,8 +67,9 @@ def chosen_in(answer: str) -> Choice | None:
     found = _CHOSEN.match(answer)
     if not found:
         return None
-    others = _CHOSEN_TOO.search(answer, found.end())
-    return Choice("" if others else found[1], answer[found.end() :].strip())
+    text = answer[found.end() :].strip()
+    is_clear = not _CHOSEN_TOO.search(text) or _SEVERAL.search(text)
+    return Choice(found[1] if is_clear else "", text)
 
 
 def same_words(gold: str, answer: str) -> bool:

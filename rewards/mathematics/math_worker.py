@@ -26,62 +26,60 @@ _POINTS = ((7, 3), (11, 13), (5, 19), (23, 17), (3, 29), (31, 37))
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    from math_verify import parse, verify  # what takes time, before the owner measures it
+    from math_verify import verify  # what takes time, before the owner measures it
 
     print("ready", flush=True)
     for line in sys.stdin:
         pairs = json.loads(line)
-        print(json.dumps([_answer(a, b, parse, verify) for a, b in pairs]), flush=True)
+        print(json.dumps([_answer(a, b, verify) for a, b in pairs]), flush=True)
 
 
-def _answer(gold: str, answer: str, parse: Any, verify: Any) -> bool:
+def _answer(gold: str, answer: str, verify: Any) -> bool:
     try:
-        return _is_equal(gold, answer, parse, verify)
+        return _is_equal(gold, answer, verify)
     except Exception:  # whatever sympy cannot compare, or has no memory for, is not equal
         return False
 
 
-def _is_equal(gold: str, answer: str, parse: Any, verify: Any) -> bool:
+def _is_equal(gold: str, answer: str, verify: Any) -> bool:
     import sympy
 
-    golds, answers = (_read(text, parse) for text in (gold, answer))
-    if not golds or not answers:
-        return False
-    golds, answers = _one_kind(golds, answers)
-    first, second = golds[0], answers[0]
+    first, second = _one_kind(_read(gold), _read(answer))
     if all(isinstance(each, sympy.Expr) and not each.free_symbols for each in (first, second)):
         return _same_constant(first.doit(), second.doit(), answer)
-    return bool(verify(golds, answers, timeout_seconds=None)) and _holds(first, second)
+    return bool(verify(first, second, timeout_seconds=None)) and _holds(first, second)
 
 
-def _read(text: str, parse: Any) -> list[Any]:
-    """Units were read before: math-verify would take the letters of `2ab` for one and drop them."""
+def _read(text: str) -> Any:
+    """Return it as sympy has it. math-verify's own reader would take capitals for small letters,
+    the end of what it cannot read for all of it, and the letters of `2ab` for a unit. Raises for
+    what is no LaTeX."""
     import sympy
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from latex2sympy2_extended.math_normalization import normalize_latex
+    from math_verify.grader import should_treat_as_complex
 
-    writing = NormalizationConfig(malformed_operators=True, nits=True)
-    forms = [LatexExtractionConfig(normalization_config=writing), ExprExtractionConfig()]
-    found = parse(f"\\boxed{{{text}}}", forms, parsing_timeout=None)  # its alarm is off
-    named = [_named(each) if isinstance(each, sympy.Basic) else each for each in found]
-    return [
-        sympy.nsimplify(each, rational=True) if isinstance(each, sympy.Expr) else each
-        for each in named
-    ]
+    latex = normalize_latex(text, NormalizationConfig(malformed_operators=True, nits=True))
+    found = latex2sympy(
+        latex,
+        is_real=not should_treat_as_complex(latex),
+        normalization_config=None,
+        conversion_config=ConversionConfig(lowercase_symbols=False),
+    )
+    named = _named(found) if isinstance(found, sympy.Basic) else found
+    return sympy.nsimplify(named, rational=True) if isinstance(named, sympy.Expr) else named
 
 
-def _one_kind(*sides: list[Any]) -> list[list[Any]]:
-    """Names that math-verify takes for real on one side only are so on neither."""
+def _one_kind(*sides: Any) -> list[Any]:
+    """Return both, where names that are taken for real on one side only are so on neither."""
     import sympy
 
-    parts = [part for side in sides for part in side if isinstance(part, sympy.Basic)]
+    parts = [side for side in sides if isinstance(side, sympy.Basic)]
     symbols = {symbol for part in parts for symbol in part.atoms(sympy.Symbol)}
     names = [symbol.name for symbol in symbols]
     change = {each: sympy.Symbol(each.name) for each in symbols if names.count(each.name) > 1}
-    return [
-        [part.xreplace(change) if isinstance(part, sympy.Basic) else part for part in side]
-        for side in sides
-    ]
+    return [side.xreplace(change) if isinstance(side, sympy.Basic) else side for side in sides]
 
 
 def _named(found: Any) -> Any:

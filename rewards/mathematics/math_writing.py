@@ -11,12 +11,23 @@ import re
 import unicodedata
 
 from infra.shown_text import normal_form
-from rewards.mathematics.math_typed import typeset
+from rewards.mathematics.math_typed import ROW_END, typeset
 
-ROW_END = "⏎"
-"""stands for `\\\\`"""
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_NAMES = {
+    **dict(zip("αβγδελμσφωτρηκνξψζθ", (
+        *("alpha", "beta", "gamma", "delta", "epsilon", "lambda", "mu", "sigma", "phi", "omega"),
+        *("tau", "rho", "eta", "kappa", "nu", "xi", "psi", "zeta", "theta"),
+    ), strict=True)),
+    **dict(zip("ΘΔΣΩΓΛΦΨΠµ", (
+        *("Theta", "Delta", "Sigma", "Omega", "Gamma", "Lambda", "Phi", "Psi", "Pi", "mu"),
+    ), strict=True)),
+    **dict(zip("∩∠△→∑∫⊥∥⊂⊆∀∃∧∨¬", (
+        *("cap", "angle", "triangle", "to", "sum", "int", "perp", "parallel", "subset"),
+        *("subseteq", "forall", "exists", "wedge", "vee", "neg"),
+    ), strict=True)),
+}  # fmt: skip
 _SYMBOLS = {
     **dict.fromkeys("−–—‒﹣－‐‑", "-"),
     **dict.fromkeys("·⋅∙", r"\cdot "),
@@ -37,8 +48,15 @@ _SYMBOLS = {
     "±": r"\pm ",
     "≈": r"\approx ",
     "°": r"^\circ ",
-    "⟨": "(",
-    "⟩": ")",
+    "⟨": r"\langle ",
+    "⟩": r"\rangle ",
+    **dict.fromkeys("⩾≧", r"\ge "),
+    **dict.fromkeys("⩽≦", r"\le "),
+    **{sign: rf"\mathbb{{{name}}}" for sign, name in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
+    **{sign: rf"\{name} " for sign, name in _NAMES.items()},
+    "、": ",",
+    "。": ".",
+    "¢": r"\text{ cent}",
     "″": "''",
     "′": "'",
 }
@@ -64,15 +82,14 @@ _COMMANDS = {
     "colon": ":",
     "lbrace": r"\{",
     "rbrace": r"\}",
-    "langle": "(",
-    "rangle": ")",
     "ast": "*",
     "infin": r"\infty",
     "lbrack": "[",
     "rbrack": "]",
     "thickapprox": r"\approx",
     "iff": r"\iff",
-    "ldots": "...",
+    **dict.fromkeys(("ldots", "dots"), "..."),
+    **dict.fromkeys(("Large", "large", "LARGE", "huge", "Huge", "normalsize", "therefore"), ""),
     "pounds": "£",
     "euro": "€",
     "textdollar": "¤",
@@ -83,12 +100,22 @@ _COMMANDS = {
 }
 _FONTS = (
     *("mathbf", "boldsymbol", "bm", "pmb", "mathit", "mathsf", "mathtt", "mathnormal", "bold"),
-    *("ensuremath", "underline", "boxed", "fbox", "displaystyle", "color", "mathstrut"),
+    *("ensuremath", "underline", "boxed", "fbox", "displaystyle", "mathstrut"),
 )
 _TEXTS = (
     *("textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox", "mathrm"),
     *("operatorname", "textup", "emph"),
 )
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
+_ARROW = r"\\(?:mathbf|boldsymbol|bm|hat|vec)\s*\{?\s*([A-Za-z])\s*\}?"
+_CROSS = re.compile(rf"{_ARROW}\s*\\times\s*{_ARROW}")
+"""a product of vectors, however they are marked"""
+_ANGLES = re.compile(r"\\langle((?:(?!\\rangle).)*?,.*?)\\rangle")
+"""around a tuple; of one thing they are a mean"""
+_SAYS = re.compile(r"\s*(?:故答案[为是]|答案[为是]?|故?选|应选|答)\s*:?\s*(?=[^\u4e00-\u9fff\s:])")
+_JOINED = re.compile(r"(?<=[\w)}])\s*([或和])\s*(?=[\w(\\-])", re.ASCII)
+_CIRCLED = re.compile("[①-⑳]")
+_STATEMENTS = re.compile(r"(?:[①-⑳][\s,和]*)+")
 _FONT = re.compile(rf"\\(?:{'|'.join(_FONTS)})\s*\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}")
 _TEXT = re.compile(rf"\\(?:{'|'.join(_TEXTS)})\s*\{{")
 _INNER_TEXT = re.compile(r"\\text\s*\{((?:[^{}]|\\[{}])*)\\text\s*\{([^{}]*)\}")
@@ -115,14 +142,15 @@ _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d/])(?!\s*\\frac)")
 @functools.lru_cache(256)  # a group's answers share a reference, and often their own text
 def plain(text: str) -> str:
     """The text in one way of writing, without the white space that means nothing."""
-    text = _ascii(text).replace("\\\\", ROW_END)
+    text = _SAYS.sub("", _ascii(text)).replace("\\\\", ROW_END)
     text = text.replace(r"\$", "¤").replace("{,}", ",")
     text = re.sub(r"\\!\s*", "", text).replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&")
-    text = _TEXT.sub(r"\\text{", _DELIMITERS.sub(" ", _money(text)))
+    text = _CROSS.sub(r"\\vec{\1}\\times\\vec{\2}", _COLOUR.sub("", _money(text)))
+    text = _TEXT.sub(r"\\text{", _DELIMITERS.sub(" ", text))
     for _ in range(4):
         text = _FONT.sub(r"\1", _INNER_TEXT.sub(r"\\text{\1\2", text))
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), text)
-    text = _BY.sub(r"\\times ", _LONE_LETTER.sub(r"\1", text))
+    text = _BY.sub(r"\\times ", _LONE_LETTER.sub(r"\1", _ANGLES.sub(r"(\1)", text)))
     text = _SPACES.sub(" ", text).replace(r"\text{-}", "-").replace("**", "^")
     text = typeset(text)
     for _ in range(3):
@@ -161,10 +189,14 @@ def _ascii(text: str) -> str:
         return text
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda f: f"^{{{f[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀-₉]+", lambda f: f"_{{{f[0].translate(_SUBSCRIPTS)}}}", text)
+    if _STATEMENTS.fullmatch(text.strip()):
+        text = ",".join(_CIRCLED.findall(text))
+    text = _CIRCLED.sub(lambda found: rf"\text{{no{ord(found[0]) - ord('①') + 1}}}", text)
     text = "".join(
         f" {c}" if unicodedata.decomposition(c).startswith("<fraction>") else c for c in text
     )
     text = normal_form("NFKC", text.translate(_TRANSLATED))
+    text = _JOINED.sub(lambda found: " or " if found[1] == "或" else " and ", text)
     return text.replace("\u2044", "/").replace("\u2212", "-")
 
 
@@ -184,7 +216,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _outer_braces(text: str) -> str:
-    """Without braces around all of it."""
+    """Return it without braces around all of it; those of a program's set become a set's."""
     if not (text.startswith("{") and text.endswith("}")):
         return text
     depth = 0
@@ -192,4 +224,5 @@ def _outer_braces(text: str) -> str:
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if depth == 0 and at < len(text) - 1:
             return text
-    return text[1:-1]
+    is_set = "," in text and not re.fullmatch(r"\{\d{1,3}(?:,\d{3})+\}", text)
+    return rf"\{{{text[1:-1]}\}}" if is_set else text[1:-1]

@@ -37,6 +37,8 @@ from rewards.text import format_fault, last_boxed
 
 MAX_ANSWER = 500
 """characters; a longer answer is wrong unread"""
+ROUNDS = 3
+"""of questions to math-verify about one answer: some are asked only where another is answered"""
 _WRITTEN = re.compile(r'\s*[\[{]\s*"')
 """a list or an object as JSON text"""
 START_LIMIT = 120.0
@@ -82,16 +84,17 @@ class Math:
         if len(answer) > MAX_ANSWER:
             return gold == answer
         gold, answer = plain(gold), plain(answer)
-        asked: dict[tuple[str, str], bool] = {}
+        asked: dict[tuple[str, str], bool | None] = {}
 
         def note(first: str, second: str) -> bool:
-            return asked.setdefault((first, second), False)
+            return asked.setdefault((first, second), None) or False
 
-        right = same(gold, answer, note)
-        if right or not asked:
-            return right
-        pairs = list(asked)
-        asked |= dict(zip(pairs, await self._judge.each_equal(pairs), strict=True))
+        for _ in range(ROUNDS):
+            right = same(gold, answer, note)
+            new = [pair for pair, found in asked.items() if found is None]
+            if right or not new:
+                return right
+            asked |= dict(zip(new, await self._judge.each_equal(new), strict=True))
         return same(gold, answer, note)
 
 

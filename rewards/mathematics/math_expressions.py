@@ -32,16 +32,20 @@ _UNDER = re.compile(
 _DROPPED = re.compile(
     rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*|{_VECTOR}\s*\\times\s*{_VECTOR}"
     r"|\\\{[^{},]*[A-Za-z][^{},]*\\\}|(?<!sqrt)\[[^\[\](),]*[A-Za-z][^\[\](),]*\]|\\langle|\|z\|"
+    r"|\\(?:equiv|approx|sim|partial)(?![a-z])|[A-Z]\s*\\(?:times|cdot|wedge)\s*[A-Z]"
+    r"|(?<![A-Za-z\\])[fghFGH](?=\()"
     r"|[A-Z]\[[^\]]*\](?:\^\{?\w+)?|!!|\\gamma(?![a-z])|\\nabla\s*(?:\\cdot(?![a-z])|\\times(?![a-z]))?"
 )
 """what math-verify reads over: for it `x'` is `x`, `A^T` is `A`, a cross product any, and the whole
 part `[x]` is `x`"""
 _SAID = re.compile(r"\. |(?<![A-Za-z\\])[A-Za-z]{2,} (?=\w)")
 """words, which it would read as factors; and behind a full stop it reads the rest alone"""
+_NO_PRODUCT = re.compile(r"(?<![_\d{])\d+ \d|\w:\w")
+"""cycles and proportions"""
 _LIMIT = re.compile(rf"\\lim\s*_{_BOUND}")
 """of a sequence such as `a_n` it is for sympy that name, wherever it goes"""
 _TURN = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_TYPED_UNIT = re.compile(r"(.+?[\w})]) ((?:[A-Za-z]{2,}(?:\^\{?\d\}?)?\s*[/*]?\s*)+)")
+_TYPED_UNIT = re.compile(r"(.+?[\w})]) ((?:[A-Za-z]{2,}+(?:\^\{?\d\}?)?+\s*+[/*]?+\s*+)++)")
 _CONSTANT = re.compile(r"(?<=\+)[cC]$|(?<![A-Za-z\\])[cC](?=_)")
 """of integration, with which nothing but variables stands"""
 _COMMANDS = re.compile(r"\\(?:text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|_\{[^{}]*\}|_\w")
@@ -59,6 +63,8 @@ def same_expression(gold: str, answer: str, judge: Judge) -> bool:
         gold, answer = _CONSTANT.sub("C", gold), _CONSTANT.sub("C", answer)
     if gold == answer:
         return True
+    if _NO_PRODUCT.search(gold) or _NO_PRODUCT.search(answer):
+        return False
     if re.search(r"\\text\{", answer) or _leaves_open(gold, answer):
         return False
     if any(_SAID.search(text) for text in (gold, answer)):

@@ -14,11 +14,15 @@ from rewards.mathematics.math_expressions import Judge, same_expression
 from rewards.mathematics.math_numbers import Number, is_rounding, read_number, same_number
 from rewards.mathematics.math_parts import (
     RELATION,
+    between_bounds,
     brackets,
+    by_their_names,
+    each_named,
     interval,
-    is_altered,
+    is_label,
     is_measured,
     is_name,
+    may_have_value,
     relation_name,
     sides,
     split,
@@ -34,11 +38,7 @@ from rewards.mathematics.math_words import (
 from rewards.mathematics.math_writing import ROW_END, tight
 
 MOST_ITEMS = 32
-_LABEL = re.compile(
-    r"(?!(?i:.*\b(?:not|wrong|incorrect|false|minus|negative|less|more|least|most|than|never|error|half|"
-    r"twice|double|third|square[ds]?|cannot|except|upper|lower|bound|impossible)\b))"
-    r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)"
-)
+_LABEL = re.compile(r"(?:\\text\{)?([A-Za-z][A-Za-z ]{0,60}?)(?::| is|=)\s*\}?\s*(?=\S)")
 _WORDS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,} ")
 _NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])+\)")
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
@@ -47,13 +47,18 @@ _DENIED = re.compile(
     r"\\(?:implies|Rightarrow|Longrightarrow|to|rightarrow|iff)(?![a-z])|\b(?:when|if|for|or|and|then)\b"
 )
 """what makes of an answer several, or one under a condition"""
+_WHOLE_TEXT = re.compile(r"^\\text\{([^{}]*[=<>][^{}]*)\}$")
+_CHEMICAL = re.compile(r"(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*)+(?:\^\d*[+-])?")
+_CHEMICAL_MARKS = re.compile(r"\\(?:text|ce)(?![a-z])|[{}_\s]")
 _LETTER = re.compile(r"\(?([A-Da-d])\)?")
 _GROUPED = re.compile(r"\\?[{(\[](.*?)\\?[})\]]")
-_TRUTH = re.compile(r"(?i)(?:\\text\{)?\s*(?:t|f|true|false|yes|no|right|wrong)\s*\}?")
-_NAMED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\((.*)\)")
+_TRUTH = re.compile(
+    r"(?i)(?:\\text\{)?\s*(?:t|f|true|false|yes|no|right|wrong|odd|even|"
+    r"(?:in|de)creasing|up|down|left|positive|negative)\s*\}?"
+)
 _POINT = re.compile(r"([A-Z])(?=\([^()]*,[^()]*\)$)")
 _OBJECT = re.compile(
-    r"(?:\\(?:vec|overrightarrow) ?\{?[A-Za-z]{1,2}\}?|[A-Za-z](?:\^\{?(?:-1|T|\d)\}?)?)="
+    r"(?:\\(?:vec|overrightarrow) ?\{?[A-Za-z]{1,2}\}?|[A-Za-z](?:\^\{?(?:-1|T)\}?)?)="
 )
 """the name of a vector, a matrix or a set"""
 _LINES = re.compile(r"\\begin\{cases\}([^&]*)\\end\{cases\}")
@@ -76,6 +81,7 @@ _NOTHING = tuple(
 
 def same(gold: str, answer: str, judge: Judge) -> bool:
     """Return whether they denote the same; both in the one way of `math_writing.plain`."""
+    answer = _WHOLE_TEXT.sub(r"\1", tight(answer).removeprefix("=")).strip()
     gold, answer = (_listed_lines(_BUILT.sub(r"\1", tight(text))) for text in (gold, answer))
     if not answer or not gold:
         return False
@@ -102,8 +108,17 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
         return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
+    if re.search(r"\d:\d\d", gold):
+        return False
     if DATE.search(gold):
         return False
+    formulas = [_CHEMICAL_MARKS.sub("", text) for text in (gold, answer)]
+    if formulas[0] == formulas[1] and _CHEMICAL.fullmatch(formulas[0]):
+        return True
+    if number is None and r"\approx" in answer and r"\approx" not in gold:
+        answer, *rounded = map(tight, answer.split(r"\approx"))
+        if not all(map(read_number, rounded)):
+            return False
     if number is not None:
         return _is_number(number, answer)
     sizes = same_sizes(gold, answer)
@@ -137,7 +152,8 @@ def _is_number(gold: Number, answer: str) -> bool:
         return same_number(gold, said)
     if len(_listed(answer)) > 1 or RELATION.search(answer):
         return False
-    if label := _LABEL.match(answer):
+    label = _LABEL.match(answer)
+    if label and is_label(label[1]):
         said = read_number(tight(answer[label.end() :].replace("}", "", "}" in label[0])))
         if said is not None and "=" not in answer:
             return same_number(gold, said)
@@ -154,7 +170,7 @@ def _is_chain_to(gold: Number, answer: str) -> bool:
         return False
     if len(parts) > 1 and is_name(parts[-1]):
         parts = [parts[-1], *parts[:-1]]
-    if not parts or is_altered(parts[0]):
+    if not parts or not may_have_value(parts[0]):
         return False
     if any(
         re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", part)) and _number_in(part) is None
@@ -164,7 +180,7 @@ def _is_chain_to(gold: Number, answer: str) -> bool:
     if not all(_is_rounding_of(gold, part) for part in rounded):
         return False
     last = read_number(parts[-1])
-    numbers = [each for each in map(_number_in, parts) if each and each.unit in ("", gold.unit)]
+    numbers = [each for each in map(_number_in, parts) if each]
     agree = all(each.value == gold.value or same_number(gold, each) for each in numbers)
     return last is not None and same_number(gold, last) and agree
 
@@ -189,6 +205,7 @@ def _by_relation(gold: str, answer: str, judge: Judge) -> bool | None:
     wanted, said = (
         interval(a, is_open=bool(RELATION.search(b))) for a, b in ((gold, answer), (answer, gold))
     )
+    said = said or between_bounds(answer)
     if wanted is None or said is None:
         return None if wanted is None else False
     if bool(RELATION.search(gold)) and bool(RELATION.search(answer)):
@@ -210,29 +227,25 @@ def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
         return False
     if not re.search(r"[\d=<>]|\\[lg]e(?![a-z])", gold + answer):  # statements, sets, names
         joins = [_JOINS.findall(text) for text in (gold, answer)]
+        if "or" in joins[1] and "or" not in joins[0]:
+            return False
         if joins[0] != joins[1] and (all(joins) or r"\cup" in joins[0] + joins[1]):
             return False
-    answer = _NAMED_TUPLE.sub(_each_named, _unlabelled(answer, gold))
+    answer = each_named(_unlabelled(answer, gold))
+    names = {sides(item)[0] for item in wanted if len(sides(item)) > 1}
     held = brackets(answer)
+    if len(names) > 1 and (_OR.search(answer) or (held and held.opening == r"\{")):
+        return False
     if held and held.opening == r"\{" and r"\cup" not in gold:
         return _any_order(wanted, held.items, judge)
     if held and held.opening == "(" and "(" not in gold:
         return _in_order(wanted, held.items, judge)
-    are_letters = all(re.fullmatch("[A-Z]", item) for item in wanted)
-    if all(map(_TRUTH.fullmatch, wanted)) or (are_letters and len({*wanted}) < len(wanted)):
+    repeats = len({*wanted}) < len(wanted) and all(re.fullmatch(r"[A-Za-z]+", w) for w in wanted)
+    if repeats or all(map(_TRUTH.fullmatch, wanted)):
         return _in_order(wanted, _listed(answer), judge)
-    names = [sides(item)[0] for item in wanted if len(sides(item)) > 1]
-    if len({*names}) > 1 and len(sides(answer)) == 1:  # which is whose, the order says
+    if len(names) > 1 and len(sides(answer)) == 1:  # which is whose, the order says
         return _in_order(wanted, _listed(answer), judge)
     return _any_order(wanted, _listed(answer), judge)
-
-
-def _each_named(found: re.Match[str]) -> str:
-    """Return `x=1,y=2` for `(x,y)=(1,2)`."""
-    names, values = found[1].split(","), split(found[2])
-    if len(names) != len(values):
-        return found[0]
-    return ",".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
 def _unlabelled(text: str, gold: str) -> str:
@@ -291,28 +304,23 @@ def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
     wanted = brackets(_value_part(gold))
     if wanted is None:
         return None
-    for pattern in (_NAMES, _POINT):
+    for pattern in (_NAMES, _POINT, _OBJECT):
         names = [pattern.match(text) for text in (gold, answer)]
         if names[0] and names[1] and names[0][0] != names[1][0]:
             return False
-    in_order = _by_their_names(split(answer))
+    label = _LABEL.match(answer)
+    if label and "=" not in label[0] and is_label(label[1]):
+        answer = tight(answer[label.end() :].replace("}", "", "}" in label[0]))
+    in_order = by_their_names(_listed(each_named(answer)))
     answer = _value_part(_unlabelled(answer, gold))
     said = brackets(answer)
     if wanted.opening == r"\{":
         items = said.items if said and said.opening == r"\{" else [] if said else _listed(answer)
         return _any_order(_members(wanted.items), _members(items), judge)
-    if said is None:
+    if in_order or said is None:
         items = in_order or split(answer)
         return len(items) > 1 and _in_order(wanted.items, items, judge)
     return wanted[0::2] == said[0::2] and _in_order(wanted.items, said.items, judge)
-
-
-def _by_their_names(items: list[str]) -> list[str]:
-    """Return the values of `y=2, x=1` by the alphabet; none where not all have names."""
-    named = [sides(item) for item in items]
-    if all(len(parts) == 2 and is_name(parts[0]) for parts in named):
-        return [value for _, value in sorted(named)]
-    return []
 
 
 def _value_part(text: str) -> str:
@@ -327,6 +335,9 @@ def _by_matrix(gold: str, answer: str, judge: Judge) -> bool | None:
     wanted, said = _cells(_value_part(gold)), _cells(_value_part(answer))
     if wanted is None:
         return None
+    names = [_OBJECT.match(text) for text in (gold, answer)]
+    if names[0] and names[1] and names[0][0] != names[1][0]:
+        return False
     if said is None or [len(row) for row in wanted] != [len(row) for row in said]:
         return False
     alike = [_in_order(*rows, judge) for rows in zip(wanted, said, strict=True)]
@@ -356,6 +367,9 @@ def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
     if len(wanted) == 1:
         if len(said) == 1:
             return None
+        is_itself = len(tight(said[0])) == 1 and said[0] in re.sub(r"\\[A-Za-z]+", "", gold)
+        if is_itself:  # `x=x^2`
+            return False
         return _may_stand_before(gold, said[0], judge) and same(gold, said[-1], judge)
     if not is_name(wanted[0]):
         if len(wanted) == 2 and is_name(wanted[1]):
@@ -365,7 +379,8 @@ def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
         return len(said) > 1 and _same_expression(gold, answer, judge)
     if len(said) == 1:
         return same(wanted[-1], answer, judge)
-    if is_name(said[-1]) and not is_name(said[0]):
+    is_turned = len(said) == 2 and tight(said[1]) == tight(wanted[0])  # `ma=F`
+    if is_turned or (is_name(said[-1]) and not is_name(said[0])):
         said = said[::-1]
     if is_name(said[0]):
         return tight(wanted[0]) == tight(said[0]) and same(wanted[-1], said[-1], judge)

@@ -20,6 +20,8 @@ from typing import Literal
 
 Form = Literal["decimal", "fraction"]
 MAX_EXPONENT = 3_000
+MOST_LETTERS = 2_000
+"""that a number may have; Python reads no more than 4,300 digits"""
 _LEAST_DIGITS = 6
 """that a rounding must have"""
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -95,10 +97,16 @@ _NO_UNITS = re.compile(
     rf"beyond|plus|minus|negative|minimum|maximum|least|most|something|ish|repeating|recurring|"
     rf"wrong|incorrect|false|(?:hundred|thousand|\w*illion)s?|permille|doubled|halved|tripled|"
     rf"rejected|extraneous|impossible|reciprocal|inverse|except|unless|complement|maybe|many|too|"
+    rf"grand|nano|pico|tera|deci|centi|hecto|googol|ppm|square[ds]?|cube[ds]?|roots?|"
+    rf"\w+fold|quadrupled|negated|opposite|inverted|upwards?|onwards?|higher|bigger|larger|"
+    rf"smaller|lower|until|thru|between|roughly|versus|but|also|otherwise|etc|excluded|discarded|"
+    rf"invalid|untrue|never|fails|nope|nothing|without|instead|"
     rf"short|percentiles?|fold|kilo|mega|giga|milli|micro|epsilon|arc(?:sin|cos|tan)|(?:sin|cos|tan)h"
 )
 """words after a number that make another of it"""
-_COUNTED = re.compile(r"(?:(?![不非错误或无和])[\u4e00-\u9fff])+")
+_COUNTED = re.compile(
+    r"(?:平方|立方)?(?:千|厘|毫|分|微)?米|千克|千瓦|公斤|(?:(?![不非错误或无和万千百亿十以上下左右多倍成折半打之的除外至到负加减乘及平]|次方)[\u4e00-\u9fff])+"
+)
 """a Chinese unit, such as those of `12元` and `25个`"""
 _TOKEN = re.compile(r"[A-Za-z]+|[\u4e00-\u9fff]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
 _FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -125,6 +133,8 @@ class Number:
 @functools.lru_cache(256)
 def read_number(text: str) -> Number | None:
     """Read the number of a text in the one way of `math_writing.plain`; None if it is no number."""
+    if len(text) > MOST_LETTERS:
+        return None
     text = _unwrapped(text)
     if based := _in_base(text):
         return based

@@ -4,21 +4,38 @@ of equations, brackets, intervals."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rewards.mathematics.math_writing import tight
 
 RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
+_GREEK = (
+    r"\\(?:alpha|beta|gamma|delta|epsilon|lambda|mu|sigma|phi|omega|tau|rho|eta|kappa|nu|xi|psi|zeta"
+    r"|theta|chi|Theta|Delta|Sigma|Omega|Gamma|Lambda|Phi|Psi|Pi|ell|hbar)(?![A-Za-z])"
+)
+_ACCENTS = r"\\(?:vec|hat|bar|tilde|overline|overrightarrow|angle|triangle|math[a-z]+)"
 _NAME = re.compile(
-    r"(?:\\[A-Za-z]+ ?)?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']*)?(?:_\{?\w+\}?)?'*(?:\([^()=]*\))?"
+    rf"(?:(?:{_GREEK}|{_ACCENTS}) ?)?"
+    r"(?:\{[A-Za-z]+\}|\\text\{[^{}]*\}|[A-Za-z][A-Za-z']*)?(?:_\{?\w+\}?)?'*(?:\([^()=]*\))?"
 )
 _MEASURED = re.compile(
     r"\|[A-Z]{2}\||\\(?:sin|cos|tan|cot) ?\(?(?:\\[a-z]+|[A-Z])\)?|[A-Z]\([^()]*\)|[A-Z]_\{[^{}]*\}"
     r"|\\(?:bar|hat|overline|angle|triangle) ?\{?[A-Za-z]+\}?"
 )
 """what a number is said of that has no name of its own: `|AB|`, `\\tan\\alpha`, `P(X=1)`"""
+_NO_LABEL = re.compile(
+    r"(?i)\d|\b(?:not|wrong|incorrect|false|minus|negative|less|more|least|most|than|never|error|half|"
+    r"twice|double|third|(?:square|cube)[ds]?|cannot|except|upper|lower|bound|impossible|above|below|"
+    r"over|under|excluded|n?either|rejected|extraneous|invalid|opposite|reciprocal|up to|almost|"
+    r"beyond|outside|all but|anything but|minimum|root|times|log|or|otherwise|alternatively|if)\b"
+)
+"""words after which a value is another thing's, or denied"""
+_RELATED = re.compile(r"\\(?:[lg]eqq|ll|gg|gtrsim|lesssim|sim|equiv|ne|to|in)(?![a-z])")
 _ALTERED = re.compile(r"[-+*/^\d!]|\\(?:frac|sqrt|ln|log|exp)(?![a-z])")
+_NAMED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\((.*)\)")
+_BOTH = re.compile(r"(.+?)(?:\\text\{ ?and ?\}| and )(.+)")
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _REALS = re.compile(r"\\mathbb\{R\}|\\R|\\text\{ ?all real(?:s| numbers) ?\}")
 
@@ -55,7 +72,14 @@ def sides(text: str) -> list[str]:
 
 def is_name(text: str) -> bool:
     text = tight(text)
-    return bool(text) and bool(_NAME.fullmatch(text)) and bool(re.search("[A-Za-z]", text))
+    if not text or not _NAME.fullmatch(text) or not re.search("[A-Za-z]", text):
+        return False
+    return r"\text" not in text or is_label(text)
+
+
+def is_label(text: str) -> bool:
+    """Return whether words say nothing but what a value is of."""
+    return not _NO_LABEL.search(text)
 
 
 def is_measured(text: str) -> bool:
@@ -63,12 +87,18 @@ def is_measured(text: str) -> bool:
     return _MEASURED.fullmatch(tight(text)) is not None
 
 
-def is_altered(text: str) -> bool:
-    """Return whether it is made of one variable, as `2x` is, whose value is another one."""
-    text = re.sub(r"_\{[^{}]*\}|_\w", "", text)
-    letters = {*re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))}
-    is_whole = is_name(text) and not re.search(r"\\(?:ln|log|exp)(?![a-z])", text)
-    return len(letters) == 1 and not is_whole and _ALTERED.search(text) is not None
+def may_have_value(text: str) -> bool:
+    """Return whether a number behind an equal sign is the answer: of a name, of several such as
+    `m+n`, and of what is computed, but not of `2x`, whose variable has another value."""
+    if is_name(text) or is_measured(text):
+        return True
+    if _RELATED.search(text):
+        return False
+    if r"\text" in text or re.search(r"(?<![A-Za-z\\])[A-Za-z]{3,}", text):
+        return is_label(text)
+    named = re.sub(r"_\{[^{}]*\}|_\w", "", re.sub(_GREEK, "x", text))
+    letters = {*re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", named))}
+    return len(letters) != 1 or not _ALTERED.search(named)
 
 
 def split(text: str) -> list[str]:
@@ -148,3 +178,36 @@ def _of_relation(text: str) -> Interval | None:
 
 def _between(low: str, first: str, second: str, high: str) -> Interval:
     return Interval("(" if first == "<" else "[", low, high, ")" if second == "<" else "]")
+
+
+def between_bounds(text: str) -> Interval | None:
+    """Return what two bounds of one name leave: of `x>1 and x\\le5` the `(1,5]`."""
+    both = _BOTH.fullmatch(text)
+    if not both or relation_name(both[1]) != relation_name(both[2]):
+        return None
+    low, high = (interval(tight(part), is_open=True) for part in both.groups())
+    if low is None or high is None:
+        return None
+    if low.low == r"-\infty":
+        low, high = high, low
+    is_between = (low.high, high.low) == (r"\infty", r"-\infty")
+    return Interval(low.opening, low.low, high.high, high.closing) if is_between else None
+
+
+def each_named(text: str) -> str:
+    """Return `x=1,y=2` for `(x,y)=(1,2)`, and any other text as it is."""
+    found = _NAMED_TUPLE.fullmatch(text)
+    names, values = (found[1].split(","), split(found[2])) if found else ([], [])
+    if not names or len(names) != len(values):
+        return text
+    return ",".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+
+
+def by_their_names(items: Sequence[str]) -> list[str]:
+    """Return the values of `y=2, x=1`: coordinates by the alphabet, others in their order; none
+    where not all have names."""
+    named = [sides(item) for item in items]
+    if not all(len(parts) == 2 and is_name(parts[0]) for parts in named):
+        return []
+    is_sorted = any({name for name, _ in named} <= {*kin} for kin in ("xyz", "abc"))
+    return [value for _, value in (sorted(named) if is_sorted else named)]

@@ -17,14 +17,15 @@ _CHOICE = re.compile(
 )
 _CHOSEN = re.compile(
     r"(?:(?i:(?:the )?(?:correct |right )?(?:option|choice|answer)(?: is)?) ?:? ?)?"
-    r"\(?([A-Z])(?:\)?$|\)|[.:] )"
+    r"[(\[]?([A-Z])(?:[)\]]?$|\)|[.:] ?)"
 )
-_CHOSEN_TOO = re.compile(
-    r"(?:[,;/+&]|\b(?:and|or|to|option|maybe)\b) ?\(?[A-J](?:\)|[.:]|$)|(?:^|\s)\(?[A-J]\)"
-    r"|(?:^|\. ?)\(?[A-J]\)?$|^(?:not$|is (?:not|false|wrong|incorrect)\b)"
+_OTHER = re.compile(r"(?<![A-Za-z0-9])(?:A(?! [a-z])|[B-H])(?![A-Za-z0-9'])")
+"""a letter by itself behind the choice; `A dog` has an article"""
+_DENIED = re.compile(
+    r"not$|(?:is|must be|cannot be|can't be)\b.*\b(?:not|false|wrong|incorrect|impossible|excluded)"
+    r"\b|(?:isn't|incorrect|wrong|impossible|excluded)\b|cannot be$"
 )
-"""behind one choice, another, or its denial"""
-_SEVERAL = re.compile(r"(?i)\b(?:both|all|each|n?either|none)\b")
+_SEVERAL = re.compile(r"(?i)(?:both .* and|neither .* nor|all of|none of|each of)\b")
 """a choice that is about others, as `D. Both A and B`"""
 DATE = re.compile(r"^\d+(?:-\d+|(?:[-/.]\d+){2,})$")
 """or a range, such as `3-5`"""
@@ -67,9 +68,11 @@ def chosen_in(answer: str) -> Choice | None:
     found = _CHOSEN.match(answer)
     if not found:
         return None
-    text = answer[found.end() :].strip()
-    is_clear = not _CHOSEN_TOO.search(text) or _SEVERAL.search(text)
-    return Choice(found[1] if is_clear else "", text)
+    text, letter = answer[found.end() :].strip(), found[1]
+    others = {other[0] for other in _OTHER.finditer(text)}
+    is_about_others = _SEVERAL.match(text) and letter not in others and ")" not in text
+    is_clear = (not others - {letter} or is_about_others) and not _DENIED.match(text)
+    return Choice(letter if is_clear else "", text)
 
 
 def same_words(gold: str, answer: str) -> bool:
@@ -83,7 +86,7 @@ def _words(text: str) -> list[str]:
     """Empty where it is no text."""
     text = unmarked(text)
     says = rf"[A-Za-z]{{3}}|\d:\d|(?i:^no$)|{DATE.pattern}"
-    if re.search(r"[\\^_{}=<>+*|¤]", text) or not re.search(says, text):
+    if re.search(r"[\\^_{}=<>+*|¤!?]|--|-\s*\(", text) or not re.search(says, text):
         return []
     text = re.sub(r"(?<=\b[A-Za-z])\.|(?<=\d),(?=\d{3}(?!\d))", "", text).casefold()
     return [re.sub(r"(?<![\d.])0+(?=\d)", "", word) for word in _WORD.findall(text)]

@@ -10,6 +10,7 @@ many digits of their own size, and what it calls equal is tried with numbers for
 from __future__ import annotations
 
 import json
+import re
 import resource
 import sys
 from typing import Any
@@ -61,6 +62,7 @@ def _read(text: str) -> Any:
     from math_verify.grader import should_treat_as_complex
 
     latex = normalize_latex(text, NormalizationConfig(malformed_operators=True, nits=True))
+    latex = re.sub(r"(\\[A-Za-z]+)|I", lambda found: found[1] or r"\Upsilon ", latex)  # a current
     found = latex2sympy(
         latex,
         is_real=not should_treat_as_complex(latex),

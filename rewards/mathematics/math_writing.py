@@ -66,6 +66,7 @@ _COMMANDS = {
     **dict.fromkeys(("bigl", "bigr", "Bigl", "Bigr", "big", "Big", "bigg", "Bigg"), ""),
     **dict.fromkeys(("quad", "qquad", "thinspace", "enspace", "newline"), " "),
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac"),
+    "varepsilon": r"\epsilon",
     "leq": r"\le",
     "leqslant": r"\le",
     "geq": r"\ge",
@@ -124,7 +125,8 @@ _BY = re.compile(r"(?<=\d)(?<!\b0)\s*(?:\\text\s*\{\s*(?:by|x)\s*\}|\bby\b|[xX])
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?(?![A-Za-z])")
 _SPACES = re.compile(r"\\[,;:> \n]|~|\\hspace\*?\{[^{}]*\}|\s+")
 _SHORT_FRACTION = re.compile(
-    r"\\frac\s*(\d|[A-Za-z]|\{[^{}]*\})\s*(\d|[A-Za-z](?![A-Za-z])|\{[^{}]*\})"
+    r"\\frac\s*(\d|[A-Za-z]|\\(?!frac|sqrt|text)[A-Za-z]+|\{[^{}]*\})\s*"
+    r"(\d|[A-Za-z](?![A-Za-z])|\\(?!frac|sqrt|text)[A-Za-z]+|\{[^{}]*\})"
 )
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\[\d\])?\s*(\d+|[A-Za-z](?![A-Za-z]))")
 _PRIMES = re.compile(r"\^\s*(?:\\prime(?![a-z])|\{\s*(?:\\prime\s*)+\})")

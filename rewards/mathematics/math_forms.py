@@ -10,23 +10,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from rewards.mathematics.math_chains import says_number
 from rewards.mathematics.math_expressions import Judge, same_expression
-from rewards.mathematics.math_numbers import Number, is_rounding, read_number, same_number
+from rewards.mathematics.math_numbers import read_number
 from rewards.mathematics.math_parts import (
+    AND,
+    OR,
     RELATION,
     between_bounds,
+    both_signs,
     brackets,
     by_their_names,
     each_named,
     interval,
-    is_label,
     is_measured,
     is_name,
-    may_have_value,
+    labelled,
+    listed,
     relation_name,
     sides,
     split,
-)
+)  # fmt: skip
 from rewards.mathematics.math_words import (
     DATE,
     choice_of,
@@ -38,20 +42,14 @@ from rewards.mathematics.math_words import (
 from rewards.mathematics.math_writing import ROW_END, tight
 
 MOST_ITEMS = 32
-_LABEL = re.compile(r"(?:\\text\{)?([A-Za-z][A-Za-z ]{0,60}?)(?::| is|=)\s*\}?\s*(?=\S)")
 _WORDS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,} ")
 _NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])+\)")
 _RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
 _NEGATION = re.compile(r"\\(?:not(?![a-z])|ne(?![a-z])|neg(?![a-z])|lnot|notin|nsubseteq|nmid)|¬")
-_DENIED = re.compile(
-    r"\\(?:implies|Rightarrow|Longrightarrow|to|rightarrow|iff)(?![a-z])|\b(?:when|if|for|or|and|then)\b"
-)
-"""what makes of an answer several, or one under a condition"""
 _WHOLE_TEXT = re.compile(r"^\\text\{([^{}]*[=<>][^{}]*)\}$")
 _CHEMICAL = re.compile(r"(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*)+(?:\^\d*[+-])?")
 _CHEMICAL_MARKS = re.compile(r"\\(?:text|ce)(?![a-z])|[{}_\s]")
 _LETTER = re.compile(r"\(?([A-Da-d])\)?")
-_GROUPED = re.compile(r"\\?[{(\[](.*?)\\?[})\]]")
 _TRUTH = re.compile(
     r"(?i)(?:\\text\{)?\s*(?:t|f|true|false|yes|no|right|wrong|odd|even|"
     r"(?:in|de)creasing|up|down|left|positive|negative)\s*\}?"
@@ -65,9 +63,6 @@ _LINES = re.compile(r"\\begin\{cases\}([^&]*)\\end\{cases\}")
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array|cases)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}")
 _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*(.*)\\\}$")
 """a set by what holds for it: `\\{x | x > 3\\}`"""
-_AND, _OR = (
-    re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,)}}])\b{word}\b") for word in ("and", "or")
-)
 _JOINS = re.compile(r"\b(?:and|or)\b|\\cup")
 _NOTHING = tuple(
     re.compile(rf"(?i)(?:\\text\{{)?\s*(?:{said})\s*\}}?")
@@ -85,50 +80,29 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
     gold, answer = (_listed_lines(_BUILT.sub(r"\1", tight(text))) for text in (gold, answer))
     if not answer or not gold:
         return False
+    if _is_written_alike(gold, answer):
+        return True
+    for compare in _FORMS:
+        found = compare(gold, answer, judge)
+        if found is not None:
+            return found
+    return _same_expression(gold, answer, judge)
+
+
+def _is_written_alike(gold: str, answer: str) -> bool:
+    """Return whether they are one text but for white space, the backslash of `\\pi`, the case of a
+    choice's letter, the marks in a chemical formula, and the words for nothing."""
     if gold == answer or _squeezed(gold) == _squeezed(answer):
         return True
     letters = [_LETTER.fullmatch(text) for text in (gold, answer)]
     if letters[0] and letters[1] and letters[0][1].casefold() == letters[1][1].casefold():
         return True
-    if gold.removeprefix("\\") == answer.removeprefix("\\"):  # `pi`
+    if gold.removeprefix("\\") == answer.removeprefix("\\"):
         return True
-    if any(nothing.fullmatch(gold) and nothing.fullmatch(answer) for nothing in _NOTHING):
-        return True
-    wanted, said = choice_of(gold), chosen_in(answer)
-    if wanted and said:
-        is_told = bool(wanted.text and said.text)
-        return wanted.letter == said.letter and (not is_told or same(wanted.text, said.text, judge))
-    if wanted and wanted.text:
-        return same(wanted.text, answer, judge)
-    if len(_NEGATION.findall(gold)) != len(_NEGATION.findall(answer)):
-        return False
-    number = read_number(gold)
-    says_words = number is None or read_number(answer) is None  # megahertz are no millihertz
-    if (says_words and same_words(gold, answer)) or same_measure(gold, answer):
-        return True
-    if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
-        return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
-    if re.search(r"\d:\d\d", gold):
-        return False
-    if DATE.search(gold):
-        return False
     formulas = [_CHEMICAL_MARKS.sub("", text) for text in (gold, answer)]
     if formulas[0] == formulas[1] and _CHEMICAL.fullmatch(formulas[0]):
         return True
-    if number is None and r"\approx" in answer and r"\approx" not in gold:
-        answer, *rounded = map(tight, answer.split(r"\approx"))
-        if not all(map(read_number, rounded)):
-            return False
-    if number is not None:
-        return _is_number(number, answer)
-    sizes = same_sizes(gold, answer)
-    if sizes is not None:
-        return sizes
-    for compare in (_by_relation, _by_list, _by_brackets, _by_matrix, _by_name):
-        found = compare(gold, answer, judge)
-        if found is not None:
-            return found
-    return _same_expression(gold, answer, judge)
+    return any(nothing.fullmatch(gold) and nothing.fullmatch(answer) for nothing in _NOTHING)
 
 
 def _same_expression(gold: str, answer: str, judge: Judge) -> bool:
@@ -146,58 +120,42 @@ def _listed_lines(text: str) -> str:
     return _LINES.sub(lambda found: tight(found[1].replace(ROW_END, ",")), text)
 
 
-def _is_number(gold: Number, answer: str) -> bool:
-    said = read_number(answer)
-    if said is not None:
-        return same_number(gold, said)
-    if len(_listed(answer)) > 1 or RELATION.search(answer):
-        return False
-    label = _LABEL.match(answer)
-    if label and is_label(label[1]):
-        said = read_number(tight(answer[label.end() :].replace("}", "", "}" in label[0])))
-        if said is not None and "=" not in answer:
-            return same_number(gold, said)
-    return not _DENIED.search(answer) and _is_chain_to(gold, answer)
-
-
-def _is_chain_to(gold: Number, answer: str) -> bool:
-    """Return whether it says the number, and no other: `x=\\frac{10}{2}=5`, but not `x=6=5`."""
-    exact, *rounded = (tight(part) for part in answer.split(r"\approx"))
-    if rounded and not any(map(_number_in, sides(exact))):
-        exact, rounded = (f"{exact}={rounded[0]}" if len(rounded) == 1 else ""), []
-    parts = [part for part in map(tight, sides(exact)) if part]
-    if len(parts) < 2 and not rounded:
-        return False
-    if len(parts) > 1 and is_name(parts[-1]):
-        parts = [parts[-1], *parts[:-1]]
-    if not parts or not may_have_value(parts[0]):
-        return False
-    if any(
-        re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", part)) and _number_in(part) is None
-        for part in parts[1:]
-    ):
-        return False
-    if not all(_is_rounding_of(gold, part) for part in rounded):
-        return False
-    last = read_number(parts[-1])
-    numbers = [each for each in map(_number_in, parts) if each]
-    agree = all(each.value == gold.value or same_number(gold, each) for each in numbers)
-    return last is not None and same_number(gold, last) and agree
-
-
-def _is_rounding_of(gold: Number, text: str) -> bool:
-    shown = read_number(text)
-    digits = 0 if shown is None else shown.digits or len(str(abs(int(shown.value))))
-    return shown is not None and is_rounding(gold.value - shown.value, shown.value, digits)
-
-
-def _number_in(text: str) -> Number | None:
-    """Return the number that a part is, also in brackets."""
-    inner = _GROUPED.fullmatch(text)
-    return read_number(tight(inner[1] if inner else text))
-
-
 # Each of these compares one form, and gives None where the reference does not have it.
+
+
+def _by_choice(gold: str, answer: str, judge: Judge) -> bool | None:
+    wanted, said = choice_of(gold), chosen_in(answer)
+    if wanted and said:
+        is_told = bool(wanted.text and said.text)
+        return wanted.letter == said.letter and (not is_told or same(wanted.text, said.text, judge))
+    return same(wanted.text, answer, judge) if wanted and wanted.text else None
+
+
+def _by_words(gold: str, answer: str, judge: Judge) -> bool | None:
+    """Words, dates, times, ratios and measures; what one of them denies, the other does."""
+    if len(_NEGATION.findall(gold)) != len(_NEGATION.findall(answer)):
+        return False
+    are_numbers = None not in (read_number(gold), read_number(answer))  # `MHz` is not `mHz`
+    if (not are_numbers and same_words(gold, answer)) or same_measure(gold, answer):
+        return True
+    if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
+        return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
+    return False if re.search(r"\d:\d\d", gold) or DATE.search(gold) else None
+
+
+def _by_number(gold: str, answer: str, judge: Judge) -> bool | None:
+    number = read_number(gold)
+    if number is not None:
+        return says_number(number, answer)
+    return same_sizes(gold, answer)
+
+
+def _by_approximation(gold: str, answer: str, judge: Judge) -> bool | None:
+    """What is said exactly and then rounded."""
+    if r"\approx" not in answer or r"\approx" in gold:
+        return None
+    exact, *rounded = map(tight, answer.split(r"\approx"))
+    return all(map(read_number, rounded)) and same(gold, exact, judge)
 
 
 def _by_relation(gold: str, answer: str, judge: Judge) -> bool | None:
@@ -220,10 +178,10 @@ def _by_relation(gold: str, answer: str, judge: Judge) -> bool | None:
 
 def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
     r"""Several answers, in any order; `\pm` stands for two, and a union for its parts."""
-    wanted = _listed(gold)
+    wanted = listed(gold)
     if len(wanted) < 2:
         return None
-    if RELATION.search(gold + answer) and bool(_AND.search(gold)) != bool(_AND.search(answer)):
+    if RELATION.search(gold + answer) and bool(AND.search(gold)) != bool(AND.search(answer)):
         return False
     if not re.search(r"[\d=<>]|\\[lg]e(?![a-z])", gold + answer):  # statements, sets, names
         joins = [_JOINS.findall(text) for text in (gold, answer)]
@@ -234,7 +192,7 @@ def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
     answer = each_named(_unlabelled(answer, gold))
     names = {sides(item)[0] for item in wanted if len(sides(item)) > 1}
     held = brackets(answer)
-    if len(names) > 1 and (_OR.search(answer) or (held and held.opening == r"\{")):
+    if len(names) > 1 and (OR.search(answer) or (held and held.opening == r"\{")):
         return False
     if held and held.opening == r"\{" and r"\cup" not in gold:
         return _any_order(wanted, held.items, judge)
@@ -242,10 +200,10 @@ def _by_list(gold: str, answer: str, judge: Judge) -> bool | None:
         return _in_order(wanted, held.items, judge)
     repeats = len({*wanted}) < len(wanted) and all(re.fullmatch(r"[A-Za-z]+", w) for w in wanted)
     if repeats or all(map(_TRUTH.fullmatch, wanted)):
-        return _in_order(wanted, _listed(answer), judge)
+        return _in_order(wanted, listed(answer), judge)
     if len(names) > 1 and len(sides(answer)) == 1:  # which is whose, the order says
-        return _in_order(wanted, _listed(answer), judge)
-    return _any_order(wanted, _listed(answer), judge)
+        return _in_order(wanted, listed(answer), judge)
+    return _any_order(wanted, listed(answer), judge)
 
 
 def _unlabelled(text: str, gold: str) -> str:
@@ -257,26 +215,9 @@ def _unlabelled(text: str, gold: str) -> str:
     return text
 
 
-def _listed(text: str) -> list[str]:
-    text = _OR.sub(",", _AND.sub(",", re.sub(r"\\text\{ ?,\s*(and|or) ?\}", ",", text)))
-    text = re.sub(r",\s*,", ",", text.replace(";", ",").replace(r"\cup", ","))
-    items = split(text)
-    if len(items) > 1 and (shared := re.match(r"([A-Za-z](?:_\d)?)=", items[0])):
-        items = [f"{shared[0]}{i}" if len(sides(i)) == 1 and len(items) > 1 else i for i in items]
-    return [each for item in items for each in _both_signs(item)]
-
-
-def _both_signs(text: str) -> list[str]:
-    if r"\pm" not in text and r"\mp" not in text:
-        return [text]
-    plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
-    minus = text.replace(r"\pm", "+-").replace(r"\mp", "+")  # `5-2` would be a range
-    return [tight(re.sub(r"(^|[=(,])\+\s*", r"\1", sign)) for sign in (plus, minus)]
-
-
 def _members(items: Sequence[str]) -> list[str]:
     """Return the members of a set, each once."""
-    return list(dict.fromkeys(sign for item in items for sign in _both_signs(item)))
+    return list(dict.fromkeys(sign for item in items for sign in both_signs(item)))
 
 
 def _any_order(wanted: Sequence[str], said: Sequence[str], judge: Judge) -> bool:
@@ -308,14 +249,12 @@ def _by_brackets(gold: str, answer: str, judge: Judge) -> bool | None:
         names = [pattern.match(text) for text in (gold, answer)]
         if names[0] and names[1] and names[0][0] != names[1][0]:
             return False
-    label = _LABEL.match(answer)
-    if label and "=" not in label[0] and is_label(label[1]):
-        answer = tight(answer[label.end() :].replace("}", "", "}" in label[0]))
-    in_order = by_their_names(_listed(each_named(answer)))
+    answer = labelled(answer) or answer
+    in_order = by_their_names(listed(each_named(answer)))
     answer = _value_part(_unlabelled(answer, gold))
     said = brackets(answer)
     if wanted.opening == r"\{":
-        items = said.items if said and said.opening == r"\{" else [] if said else _listed(answer)
+        items = said.items if said and said.opening == r"\{" else [] if said else listed(answer)
         return _any_order(_members(wanted.items), _members(items), judge)
     if in_order or said is None:
         items = in_order or split(answer)
@@ -358,7 +297,7 @@ def _cells(text: str) -> list[list[str]] | None:
 def _by_name(gold: str, answer: str, judge: Judge) -> bool | None:
     """A name with its value, which is worth the value alone: `x=5` and `5`."""
     wanted, said = sides(gold), sides(answer)
-    if len(said) > 1 and len(_listed(answer)) > 1:
+    if len(said) > 1 and len(listed(answer)) > 1:
         return False
     if any(_WORDS.search(part) for part in (*wanted[1:-1], *said[1:-1])):  # `x = 3 when y = 2`
         return False
@@ -396,3 +335,9 @@ def _may_stand_before(gold: str, text: str, judge: Judge) -> bool:
 
 def _is_without_names(text: str) -> bool:
     return not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))
+
+
+_FORMS = (
+    *(_by_choice, _by_words, _by_number, _by_approximation, _by_relation, _by_list),
+    *(_by_brackets, _by_matrix, _by_name),
+)

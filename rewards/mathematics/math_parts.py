@@ -32,6 +32,10 @@ _NO_LABEL = re.compile(
     r"beyond|outside|all but|anything but|minimum|root|times|log|or|otherwise|alternatively|if)\b"
 )
 """words after which a value is another thing's, or denied"""
+AND, OR = (
+    re.compile(rf"\\text\{{ ?,?{word} ?\}}|(?<=[\s\d,)}}])\b{word}\b") for word in ("and", "or")
+)
+_LABEL = re.compile(r"(?:\\text\{)?([A-Za-z][A-Za-z ]{0,60}?)(?::| is|=)\s*\}?\s*(?=\S)")
 _RELATED = re.compile(r"\\(?:[lg]eqq|ll|gg|gtrsim|lesssim|sim|equiv|ne|to|in)(?![a-z])")
 _ALTERED = re.compile(r"[-+*/^\d!]|\\(?:frac|sqrt|ln|log|exp)(?![a-z])")
 _NAMED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\((.*)\)")
@@ -80,6 +84,15 @@ def is_name(text: str) -> bool:
 def is_label(text: str) -> bool:
     """Return whether words say nothing but what a value is of."""
     return not _NO_LABEL.search(text)
+
+
+def labelled(text: str) -> str:
+    """Return what stands behind words that say what it is: of `The area is 5` the `5`; empty where
+    there are none."""
+    label = _LABEL.match(text)
+    if not label or "=" in label[0] or not is_label(label[1]):
+        return ""
+    return tight(text[label.end() :].replace("}", "", "}" in label[0]))
 
 
 def is_measured(text: str) -> bool:
@@ -211,3 +224,22 @@ def by_their_names(items: Sequence[str]) -> list[str]:
         return []
     is_sorted = any({name for name, _ in named} <= {*kin} for kin in ("xyz", "abc"))
     return [value for _, value in (sorted(named) if is_sorted else named)]
+
+
+def listed(text: str) -> list[str]:
+    """Return the answers that a text gives: of `x=1 or 2` the `x=1` and the `x=2`."""
+    text = OR.sub(",", AND.sub(",", re.sub(r"\\text\{ ?,\s*(and|or) ?\}", ",", text)))
+    text = re.sub(r",\s*,", ",", text.replace(";", ",").replace(r"\cup", ","))
+    items = split(text)
+    if len(items) > 1 and (shared := re.match(r"([A-Za-z](?:_\d)?)=", items[0])):
+        items = [f"{shared[0]}{i}" if len(sides(i)) == 1 and len(items) > 1 else i for i in items]
+    return [each for item in items for each in both_signs(item)]
+
+
+def both_signs(text: str) -> list[str]:
+    """Return what `\\pm` stands for: of `\\pm2` the `2` and the `-2`."""
+    if r"\pm" not in text and r"\mp" not in text:
+        return [text]
+    plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
+    minus = text.replace(r"\pm", "+-").replace(r"\mp", "+")  # `5-2` would be a range
+    return [tight(re.sub(r"(^|[=(,])\+\s*", r"\1", sign)) for sign in (plus, minus)]

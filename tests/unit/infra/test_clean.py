@@ -31,6 +31,7 @@ from infra.processes.work_folder import work_folder, work_path
 from infra.sandbox.python import scratch_folder
 from infra.stack.doctor import clean
 from infra.stack.record import load_record, new_stack, save_record, stack_lock
+from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
 
@@ -56,6 +57,17 @@ def dead() -> int:
 
 def _found() -> set[Path]:
     return {leftover.path for leftover in clean(dry=True)}
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_dead(memory: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    shared = memory / f"sglang_loads_{trace_name(process.pid)}_ab12cd34.shm"
+    shared.touch()
+    assert _found() == set()
+    process.stdin.close()
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    assert _found() == {shared}
+    process.wait()
 
 
 def test_traces_of_the_dead_go_and_those_of_the_living_stay(memory: Path, dead: int) -> None:

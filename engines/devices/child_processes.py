@@ -16,12 +16,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from engines.devices.waiting_time import SilentWork
 from infra.errors import EngineError
 from infra.processes.children import end_of_log
-from infra.processes.leftovers import leftovers_of, remove_leftovers
+from infra.processes.leftovers import is_over, leftovers_of, remove_leftovers
 from infra.secret_references import with_secrets_of_the_store
 
 _SILENT_S = 60.0
@@ -123,9 +121,9 @@ class ChildProcesses:
             self._process.stdout.close()
         if self._process.returncode != 0:  # it was killed, and the kernel ended its children
             deadline = time.monotonic() + _KILL_S
-            while any(map(_runs, self._started)) and time.monotonic() < deadline:
+            while not all(map(is_over, self._started)) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            ended = [pid for pid in self._started if not _runs(pid)]
+            ended = [pid for pid in self._started if is_over(pid)]
             remove_leftovers(path for pid in ended for path in leftovers_of(pid))
 
     def __enter__(self) -> ChildProcesses:
@@ -222,14 +220,6 @@ class ChildProcesses:
         path = self.logs / _LOG
         tail = log_tail(path)
         return f"the end of {path}:\n{tail}" if tail else f"its log {path} is empty"
-
-
-def _runs(pid: int) -> bool:
-    """Return whether it does anything: one that nobody asked for its end still has a number."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _home() -> dict[str, str]:

@@ -97,12 +97,12 @@ def leftovers_of_dead() -> list[Path]:
     for path in leftovers_of():
         match = owner.search(path.name)
         pid = int(match.group(1)) if match else _torch_pid(path)
-        if pid is not None and _is_over(pid):
+        if pid is not None and is_over(pid):
             found.append(path)
     return [*found, *_memory_of_other_homes(set(found)), *abandoned_work()]
 
 
-def _is_over(pid: int) -> bool:
+def is_over(pid: int) -> bool:
     """Return whether there is no such process, or one that has ended and whose parent has not asked
     how: the first process of a container may never ask."""
     try:
@@ -118,7 +118,7 @@ def _memory_of_other_homes(known: set[Path]) -> Iterator[Path]:
             about = path.lstat()
             is_ours = about.st_uid == os.geteuid() and path not in known
             is_old = time.time() - about.st_mtime > _OTHER_HOME_SECONDS
-            if match and is_ours and is_old and _is_over(int(match.group(1))):
+            if match and is_ours and is_old and is_over(int(match.group(1))):
                 yield path
 
 

@@ -25,7 +25,7 @@ import psutil
 from infra.errors import TributaryError
 from infra.home import home, runtime_dir
 from infra.processes.children import family, is_alive
-from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
+from infra.processes.leftovers import is_over, leftovers_of_dead, remove_leftovers
 from infra.processes.network import is_free
 from infra.stack.installed import Check, engines, kernels, packages, python_version, torch_build
 from infra.stack.record import Stack, load_record, save_record, stack_lock
@@ -76,7 +76,7 @@ def _find_leftovers() -> Iterator[Leftover]:
         )
     for path in home().iterdir():
         draft = _RECORD_DRAFT.fullmatch(path.name)
-        if draft and not psutil.pid_exists(int(draft.group(1))):
+        if draft and is_over(int(draft.group(1))):
             yield Leftover("draft of a record", path, lambda path=path: path.unlink(True))
     for path in (home() / "store").rglob(".*"):
         if _STORE_DRAFT.fullmatch(path.name) and _age(path) > DRAFT_SECONDS:

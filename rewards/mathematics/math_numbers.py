@@ -361,11 +361,12 @@ def _one(word: str) -> str | None:
         return word
     if word in "%" or lower in ("percent", "pct"):
         return PERCENT
-    means_case = word[0] in "Mm" and 1 < len(word) < 4  # megahertz and millihertz
-    known = _KNOWN.get(word) or (None if word[0] == "M" and means_case else _KNOWN.get(lower))
-    if known and (len(word) > 1 or word in _KNOWN):
-        return known
-    if means_case and word[1:] in _KNOWN and not word.islower():
+    if word in _KNOWN:
+        return _KNOWN[word]
+    is_prefixed = word[0] in "Mm" and 1 < len(word) < 4  # megahertz and millihertz
+    if len(word) > 1 and lower in _KNOWN and not (is_prefixed and word[0] == "M"):
+        return _KNOWN[lower]
+    if is_prefixed and word[1:] in _KNOWN and not word.islower():
         return word
     if len(word) < 3 or _NO_UNITS.fullmatch(lower):
         return "" if lower in ("of", "in", "a", "an") else None

@@ -232,7 +232,7 @@ def listed(text: str) -> list[str]:
     text = re.sub(r",\s*,", ",", text.replace(";", ",").replace(r"\cup", ","))
     items = split(text)
     if len(items) > 1 and (shared := re.match(r"([A-Za-z](?:_\d)?)=", items[0])):
-        items = [f"{shared[0]}{i}" if len(sides(i)) == 1 and len(items) > 1 else i for i in items]
+        items = [f"{shared[0]}{i}" if len(sides(i)) == 1 else i for i in items]
     return [each for item in items for each in both_signs(item)]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from engines.families.common.model_config import read_config, usable_positions
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from tasks.domain import Domain, ScoredDomain
@@ -160,9 +160,8 @@ def context_length(spec: FleetSpec, model: Path) -> int:
     """Longest sequence the engine takes: the spec's, else the model's own. Raises InputError."""
     if spec.context_length is not None:
         return spec.context_length
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    length = config.get("max_position_embeddings")
-    if not isinstance(length, int):
+    length = usable_positions(read_config(model))
+    if length is None:
         raise InputError(
             f"{model / 'config.json'} has no max_position_embeddings; set `fleet.context_length`"
         )

@@ -11,7 +11,7 @@ from engines.families.common.tensors import TensorTable
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
-    return dense.dense_shape(FAMILY, config)
+    return dense.dense_shape(FAMILY, config, max_positions=2048)
 
 
 FAMILY = Family(

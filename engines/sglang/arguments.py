@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.families.common.model_config import read_config
+from engines.families.common.model_config import read_config, usable_positions
 from engines.sglang.server_options import RESULT_NEUTRAL
 from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import FROM_PLAIN
@@ -96,9 +96,17 @@ def server_options(
             options["attention_backend"] = "triton"
     if spec.quantization is not None:
         options |= _FP8 | (_FP8_ON_GPU if has_cuda() else {})
-    if spec.context_length is not None:
-        options["context_length"] = spec.context_length
+    if (longest := spec.context_length or _shorter_context(model)) is not None:
+        options["context_length"] = longest
     return options | spec.sglang | {"dtype": dtype}
+
+
+def _shorter_context(model: Path) -> int | None:
+    """Return the context of a model whose texts have fewer tokens than SGLang takes from its
+    config.json; None for any other."""
+    config = read_config(model)
+    usable = usable_positions(config)
+    return None if usable == config.get("max_position_embeddings") else usable
 
 
 def served_type(spec: FleetSpec, model: Path) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from engines.families.common.model_config import usable_positions
 from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
@@ -208,9 +209,8 @@ def renderer_of(base: BaseSettings, positions: int | None = None) -> Renderer | 
     from engines.chat import Chat
     from tasks.message_files.render_rows import Renderer
 
-    config = model_config(base) or {}
-    length = positions or config.get("max_position_embeddings")
-    if not isinstance(length, int):
+    length = positions or usable_positions(model_config(base) or {})
+    if length is None:
         return None
     if base.random is not None:
         from tasks.base.random_model import write_chat_files

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.combinations import refusals
+from engines.families.common.model_config import usable_positions
 from engines.megatron.options import (
     OFFLOAD_NEEDS_GPU,
     STAGES,
@@ -41,8 +42,6 @@ _HALF_INSTRUCTIONS = {"avx512bw", "amx_bf16", "bf16"}
 """as Linux names them; torch multiplies bf16 numbers fast by any of them"""
 _HALF_GATE = 0.01
 """nats per token; the most that 16 bits were measured to cost is about this"""
-_RESERVE = 8
-"""positions that SGLang keeps free at the end of its context"""
 
 
 def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
@@ -138,10 +137,8 @@ def positions_of(recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedSta
     where the base's are not known."""
     begins = [stage.inputs["model"]] if "model" in stage.inputs else stage.inputs.values()
     configs = [model_config(recipe.base), *(config_made(plan, name) for name in begins)]
-    own, *others = [(config or {}).get("max_position_embeddings") for config in configs]
-    if not isinstance(own, int):
-        return None
-    return max([own, *(n for n in others if isinstance(n, int))])
+    own, *others = [usable_positions(config or {}) for config in configs]
+    return None if own is None else max([own, *(n for n in others if n is not None)])
 
 
 def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,7 +302,6 @@ def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str
         for field, optimizer, updates in stage.spec.optimizers:
             yield from _fits(f"{stage.where}.{field}", optimizer, updates)
             yield from _decays(f"{stage.where}.{field}", optimizer)
-    yield from _context(recipe, plan)
 
 
 def _not_finite(value: Any, at: tuple[str, ...]) -> Iterator[str]:
@@ -366,33 +362,3 @@ def _decays(where: str, optimizer: Optimizer) -> Iterator[str]:
             " is 1 unless you write it: the rate would stay as it is. Add e.g. `min_lr_ratio: 0.1`,"
             " or leave `decay` out"
         )
-
-
-def _context(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
-    """Answers that no context holds; how long the prompts are is seen when parts are tried."""
-    placed = {
-        e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items() if e.domain
-    }
-    for stage in plan:
-        if stage.spec.fleet is None:
-            continue
-        where, field = "the model's context", "base: the model's context"
-        length = stage.spec.fleet.context_length or positions_of(recipe, plan, stage)
-        if stage.spec.fleet.context_length is not None:
-            where = field = f"{stage.where}.fleet.context_length"
-        if not isinstance(length, int):
-            continue
-        most = length - _RESERVE - 1
-        if most < 1:
-            yield (
-                f"{field} of {length} tokens holds no prompt and answer beside the {_RESERVE} that"
-                f" SGLang keeps free; at least {_RESERVE + 2}, and the prompts' length"
-            )
-            continue
-        for domain in stage.spec.sampled_domains:
-            if domain.max_new_tokens > most:
-                yield (
-                    f"{placed[domain.name]}.max_new_tokens: is {domain.max_new_tokens}, but"
-                    f" {where} has {length} tokens, of which SGLang keeps {_RESERVE} free; allowed:"
-                    f" 1 to {most} minus the prompt's tokens"
-                )

@@ -71,6 +71,7 @@ def output_norms(attention: str, ffn: str) -> Parameters:
 
 _REFUSED = {
     "attention_bias": "a bias on the attention output",
+    "dual_chunk_attention_config": "attention to chunks",
     "mlp_bias": "a bias in the feed-forward layers",
     "use_sliding_window": "sliding-window attention",
 }

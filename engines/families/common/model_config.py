@@ -16,6 +16,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
     "yarn": ("factor", _ORIGINAL),
+    "longrope": ("short_factor", "long_factor"),
 }
 _OTHER_YARN = frozenset(
     {"attention_factor", "attn_factor", "extrapolation_factor", "mscale", "mscale_all_dim"}
@@ -119,9 +120,31 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): each speed is divided by a factor of its own.
+
+    A model has two sets of factors; these are of texts within the positions of before, the only
+    ones that are trained. In a longer one SGLang takes the other set for all requests of its batch,
+    and leaves the keys that it has cached.
+    """
+
+    factors: tuple[float, ...]
+    stretch: float
+    """the model's positions, of those of before"""
+    original_max_positions: int
+
+    @property
+    def scale(self) -> float:
+        """Factor of cosines and sines, so that attention is as sharp as before."""
+        if self.stretch <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.stretch) / math.log(self.original_max_positions))
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding: its base, and YaRN, or where `factor` is not 1 another scaling of its
-    frequencies: that of Llama 3, or the same for all of them."""
+    """Rotary embedding: its base, and YaRN, LongRoPE, or where `factor` is not 1 another scaling of
+    its frequencies: that of Llama 3, or the same for all of them."""
 
     theta: float
     factor: float = 1.0
@@ -132,11 +155,13 @@ class Rope:
     """of each head that is rotated: its first part"""
     is_linear: bool = False
     yarn: Yarn | None = None
+    long: LongRope | None = None
 
     @property
     def scale(self) -> float:
         """Factor of cosines and sines."""
-        return self.yarn.scale if self.yarn else 1.0
+        scaling = self.yarn or self.long
+        return scaling.scale if scaling else 1.0
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
         """Half as many rotation speeds in radians a position as a head has rotated numbers, fastest
@@ -145,6 +170,8 @@ class Rope:
         plain = [self.theta ** (-2 * i / rotated) for i in range(rotated // 2)]
         if self.yarn is not None:
             return self.yarn.speeds(plain, self.theta)
+        if self.long is not None:
+            return [a / b for a, b in zip(plain, self.long.factors, strict=True)]
         return plain if self.factor == 1.0 else [self._scaled(speed) for speed in plain]
 
     def _scaled(self, speed: float) -> float:
@@ -158,7 +185,7 @@ class Rope:
         return (1 - keep) * speed / self.factor + keep * speed
 
 
-SCALINGS = ("llama3", "yarn")
+SCALINGS = ("linear", "llama3", "yarn")
 """types of rotary embedding beside `default` that most families have"""
 
 
@@ -200,6 +227,8 @@ def read_rope(
             positive(stated, "beta_slow", 1.0),
         )
         return Rope(theta, share=written, yarn=yarn)
+    if kind == "longrope":
+        return Rope(theta, share=written, long=_long_rope(config, stated))
     return Rope(
         theta,
         factor=positive(stated, "factor", 1.0),
@@ -208,6 +237,36 @@ def read_rope(
         original_max_positions=positive_int(stated, "original_max_position_embeddings"),
         share=written,
     )
+
+
+def _long_rope(config: Mapping[str, Any], stated: Mapping[str, Any]) -> LongRope:
+    """Raises InputError for fields that one engine reads and another does not."""
+    if config.get(_ORIGINAL) is None:
+        raise InputError(f"config.json: rope type 'longrope' needs {_ORIGINAL} beside it")
+    original = positive_int(config, _ORIGINAL)
+    stretch = positive_int(config, "max_position_embeddings") / original
+    if not math.isclose(positive(stated, "factor", stretch), stretch):
+        raise InputError(
+            f"config.json: factor {stated['factor']} of rope type 'longrope' is not supported, only"
+            f" {stretch:g}: max_position_embeddings by {_ORIGINAL}"
+        )
+    for name in ("attention_factor", "short_mscale", "long_mscale"):
+        if stated.get(name) is not None:
+            raise InputError(f"config.json: {name} of rope type 'longrope' is not supported")
+    factors = stated["short_factor"]
+    if not isinstance(factors, list):
+        raise InputError("config.json: short_factor of rope type 'longrope' must be a list")
+    read = [positive({"short_factor": each}, "short_factor", 1.0) for each in factors]
+    return LongRope(tuple(read), stretch, original)
+
+
+def usable_positions(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a text may have, trained or served: with LongRoPE those of before it;
+    None where a config.json, of any family, does not say it."""
+    parts = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
+    stretched = any(isinstance(p, dict) and kind_of_rope(p) == "longrope" for p in parts)
+    said = config.get(_ORIGINAL if stretched else "max_position_embeddings")
+    return said if isinstance(said, int) else None
 
 
 def stated_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from engines.families.common.model_config import usable_positions
 from engines.sglang.arguments import own_type, server_options
 from engines.sglang.http import NoConnection, Refused, call, read_text
 from engines.sglang.routed_batch import pack
@@ -284,7 +285,7 @@ def check_results(found: FoundServer, spec: FleetSpec, model: Path) -> None:
         if name not in spec.sglang and theirs not in harmless:
             raise _differs(found, name, theirs, harmless[0], _advice(name, theirs, harmless[0]))
     _check_dtype(found, wanted, model)
-    longest = spec.context_length or _config(model).get("max_position_embeddings") or 0
+    longest = spec.context_length or usable_positions(_config(model)) or 0
     if found.context_length is not None and found.context_length < longest:
         advice = f"start it with --context-length {longest} or more, or lower fleet.context_length"
         raise _differs(found, "context_length", found.context_length, f"at least {longest}", advice)

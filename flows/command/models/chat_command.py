@@ -17,7 +17,7 @@ import httpx
 from engines.chat import Chat
 from engines.chat.mode import Thoughts
 from engines.chat.template import SWITCHES
-from engines.families.common.model_config import read_config
+from engines.families.common.model_config import read_config, usable_positions
 from engines.sglang.serving.endpoint import Endpoint, ServedModel, parsers_of
 from engines.sglang.spec import CPU_TOKENS
 from engines.sglang.topology import ServedFleet
@@ -57,8 +57,8 @@ class ChatModel:
 
     @classmethod
     def of(cls, folder: Path, fleet: ServedFleet) -> ChatModel:
-        longest = read_config(folder).get("max_position_embeddings")
-        known = [n for n in (longest, fleet.max_total_tokens) if isinstance(n, int)]
+        longest = usable_positions(read_config(folder))
+        known = [n for n in (longest, fleet.max_total_tokens) if n is not None]
         return cls(Chat.load(folder), min(known, default=CPU_TOKENS))
 
     def check(self, options: ChatOptions) -> None:

@@ -24,11 +24,22 @@ LLAMA3_ROPE = {
     "high_freq_factor": 2.0,
     "original_max_position_embeddings": 16,
 }
+LONG_ROPE = {
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 128,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.3, 2.1],
+        "long_factor": [2.0, 3.0, 5.0],
+    },
+}
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "phi3-long": ("phi3", LONG_ROPE),
     "glm4_moe-late": ("glm4_moe", {"first_k_dense_replace": 2}),
 }
 """family and changed fields, by a name of its own"""

@@ -109,7 +109,7 @@ def test_what_no_family_can_do_is_refused(name: str, kind: str) -> None:
         {"layer_types": [kind]},
         {"hidden_act": "gelu"},
         {"quantization_config": {"quant_method": "fp8"}},
-        {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
     ):
         with pytest.raises(InputError, match=r"not supported|cannot be trained"):
             model_shape(config | wrong)

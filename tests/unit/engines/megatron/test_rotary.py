@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from engines.families.common.model_config import read_rope
+from engines.families.common.model_config import read_rope, usable_positions
 from engines.families.common.registry import model_shape
 from engines.megatron import kernels, rotary
 from engines.megatron.rotary import Rotate, rotary_factors
@@ -59,6 +59,70 @@ def test_yarn_has_the_speeds_and_the_scale_of_transformers(factor: float) -> Non
     assert (cos[0, 0, 0] ** 2 + sin[0, 0, 0] ** 2).sqrt().item() == pytest.approx(scale)
 
 
+@pytest.mark.parametrize("kind", ["linear", "longrope"])
+def test_every_speed_is_divided_as_in_transformers(kind: str) -> None:
+    """By one factor, or each by its own: those of texts within the 64 positions of before."""
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    family, scaling = {
+        "linear": ("llama", {"factor": 4.0}),
+        "longrope": ("phi3", {"short_factor": [1.0, 1.5, 2.0], "long_factor": [9.0] * 3}),
+    }[kind]
+    stated = {"rope_type": kind, "rope_theta": 1e4, **scaling}
+    written = {**SIZES, "original_max_position_embeddings": 64, "pad_token_id": 0}
+    if kind == "longrope":
+        written["partial_rotary_factor"] = 0.75
+    config = AutoConfig.for_model(family, **written, rope_parameters=dict(stated))
+    speeds, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    shape = model_shape({"model_type": family, **written, "rope_parameters": stated})
+    assert shape.rope.inverse_frequencies(shape.rotary_dim) == pytest.approx(speeds.tolist())
+    assert shape.rope.scale == pytest.approx(scale)
+    assert shape.max_positions == {"linear": 256, "longrope": 64}[kind]
+    # Four times as many positions: sqrt(1 + ln 4 / ln 64) = sqrt(4 / 3).
+    assert scale == pytest.approx({"linear": 1, "longrope": (4 / 3) ** 0.5}[kind])
+
+
+LONG = {
+    "model_type": "phi3",
+    **SIZES,
+    "original_max_position_embeddings": 64,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "scaling", "why"),
+    [
+        ({"original_max_position_embeddings": None}, {}, "needs original_max_position_embeddings"),
+        (
+            {"partial_rotary_factor": 1.0},
+            {},
+            "short_factor has 3 numbers, and heads of 8 numbers 4",
+        ),
+        (
+            {"partial_rotary_factor": None},
+            {"partial_rotary_factor": 0.75},
+            "write it beside hidden_size",
+        ),
+        ({"sliding_window": 32}, {}, "sliding_window is 32, below"),
+        ({}, {"factor": 2.0}, "factor 2.0 of rope type 'longrope' is not supported, only 4"),
+        ({}, {"attention_factor": 1.2}, "attention_factor of rope type 'longrope'"),
+        ({}, {"short_mscale": 1.2}, "short_mscale of rope type 'longrope'"),
+        ({}, {"long_factor": None}, "'longrope' lacks long_factor"),
+        ({}, {"short_factor": 1.0}, "short_factor of rope type 'longrope' must be a list"),
+        ({}, {"short_factor": [1.0, 0.0, 1.0]}, "short_factor must be a finite number above 0"),
+    ],
+)
+def test_a_long_rope_that_engines_would_read_differently_is_refused(
+    changes: dict[str, object], scaling: dict[str, object], why: str
+) -> None:
+    assert model_shape(LONG).max_positions == usable_positions(LONG) == 64
+    with pytest.raises(InputError, match=why):
+        model_shape({**LONG, "rope_scaling": LONG["rope_scaling"] | scaling, **changes})
+
+
 STRETCHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -79,7 +143,7 @@ def test_a_scaling_that_no_server_reads_of_phi_is_refused(kind: str) -> None:
     from transformers import AutoConfig
 
     scaling = STRETCHED | {"rope_type": kind, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    with pytest.raises(InputError, match=f"'{kind}' is not supported, only default$"):
+    with pytest.raises(InputError, match=f"'{kind}' is not supported, only default and long"):
         model_shape({"model_type": "phi3", **SIZES, "rope_scaling": scaling})
     with pytest.raises(Exception, match="longrope"):
         AutoConfig.for_model("phi3", **SIZES, pad_token_id=None, rope_scaling=scaling)

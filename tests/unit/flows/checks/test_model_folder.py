@@ -162,7 +162,7 @@ def _smaller_embedding(folder: Path) -> None:
     _config(vocab_size=300)(folder)
 
 
-LINEAR_ROPE = {"rope_type": "linear", "factor": 2.0}
+OTHER_ROPE = {"rope_type": "dynamic", "factor": 2.0}
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0}
 FP8 = {"quant_method": "fp8"}
 OUTPUT = np.full((512, 32), 0.5, np.float32)
@@ -208,7 +208,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "heads": (_config(num_attention_heads=3, num_key_value_heads=2), "(2) must divide num_att"),
     "head size": (_config(head_dim=15), "head_dim must be even"),
     "windows": (_config(use_sliding_window=True), "sliding-window attention is not supported"),
-    "rope scaling": (_config(rope_parameters=LINEAR_ROPE), "rope type 'linear' is not supported"),
+    "rope scaling": (_config(rope_parameters=OTHER_ROPE), "rope type 'dynamic' is not supported"),
     "rope half said": (_config(rope_parameters=LLAMA3_ROPE), "'llama3' lacks low_freq_factor"),
     "rope said twice": (_config(rope_scaling=LLAMA3_ROPE), "write all in rope_parameters"),
     "rope a number": (_config(rope_scaling=2), "rope_scaling must be an object, got 2"),

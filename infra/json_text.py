@@ -31,6 +31,10 @@ _KINDS: Mapping[str, ParameterKind] = {
     "array": "array",
     "object": "object",
 }
+_KIND_OF_VALUE: Mapping[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object",
+    type(None): "null",
+}  # fmt: skip
 _SHORT = {*_KINDS, "str", "int", "float", "bool", "list", "dict", "any"}
 """how a type is written without a schema"""
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
@@ -340,6 +344,31 @@ def _kind(schema: Any) -> ParameterKind:
     if given.get("nullable") is True or not isinstance(kind, str):
         return "any"
     return _KINDS.get(kind, "any")
+
+
+def kinds_of(function: Any, name: str) -> frozenset[str]:
+    """The JSON types that a function's schema allows a parameter, `null` among them; empty for any,
+    or where nothing says it."""
+    own = _properties(_mapping(function).get("parameters")).get(name)
+    return _kinds(own) if isinstance(own, dict) else frozenset()
+
+
+def _kinds(schema: Any, depth: int = 0) -> frozenset[str]:
+    given = _mapping(schema)
+    said = given.get("type")
+    written = cast("list[Any]", said) if isinstance(said, list) else [said]
+    found = {str(each) for each in written if each in _KINDS or each == "null"}
+    if said is not None and len(found) < len(written):
+        return frozenset()
+    if values := given.get("enum") or ([given["const"]] if "const" in given else []):
+        found = found or {_KIND_OF_VALUE.get(type(value), "") for value in values}
+    for choices in (given.get(word) for word in ("anyOf", "oneOf")):
+        if isinstance(choices, list) and not found:
+            each = [_kinds(choice, depth + 1) for choice in choices if depth < _DEEPEST]
+            found = {*frozenset[str]().union(*each)} if all(each) else set[str]()
+    if not found or "" in found:
+        return frozenset()
+    return frozenset(found | ({"null"} if given.get("nullable") is True else set()))
 
 
 def schema_without_nulls(schema: Any, depth: int = 0) -> Any:

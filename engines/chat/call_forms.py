@@ -24,8 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
+from engines.chat.call_arguments import PYTHON_WORDS, CallError, checked, short, unquoted
 from engines.types import Json, Tool, ToolCall
-from infra.json_text import DuplicateKey, ParameterKind, json_at, kind_of_others, strict_json
+from infra.json_text import DuplicateKey, json_at
 
 Tools: TypeAlias = Mapping[str, Tool]
 """by name"""
@@ -40,8 +41,6 @@ _GLM_TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
 _FUNCTION = re.compile(r"\s*<function=(?P<name>[^<>]*)>(?P<rest>.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>]*)>(?P<value>.*?)</parameter>", re.DOTALL)
 _FUNCTION_TAG = re.compile(r"</?tool_call>|<function=|</function>|<parameter=|</parameter>")
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-"""as some templates write JSON's"""
 _PYTHON_TAG = "<|python_tag|>"
 _BARE = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 _CALLS, _CALLS_END = (
@@ -55,10 +54,6 @@ _MISTRAL, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _SPACE = re.compile(r"\s*")
 _PHI, _PHI_END = "<|tool_call|>", "<|/tool_call|>"
-
-
-class CallError(Exception):
-    """A call breaks its form; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ def parse_calls(text: str, tools: Sequence[Tool], form: CallForm) -> list[ToolCa
     """Return the calls in `text`, which begins with the first. Raises CallError."""
     calls, rest = form.read(text, {tool.name: tool for tool in tools})
     if rest.strip():
-        raise CallError(f"text after a tool call: {_short(rest.strip())}")
+        raise CallError(f"text after a tool call: {short(rest.strip())}")
     return calls
 
 
@@ -140,17 +135,17 @@ def _glm(body: str, known: Tools) -> ToolCall:
     start = body.find("<")
     name, tags = (body, "") if start < 0 else (body[:start], body[start:])
     tool = _tool(name.strip(), known)
-    return _unquoted(tool, _tagged_arguments(tool, tags, _ARGUMENT, _GLM_TAG))
+    return unquoted(tool, _tagged_arguments(tool, tags, _ARGUMENT, _GLM_TAG))
 
 
 def _qwen3_coder(body: str, known: Tools) -> ToolCall:
     written = _FUNCTION.fullmatch(body)
     if written is None:
-        raise CallError(f"function tags do not balance: {_short(body)}")
+        raise CallError(f"function tags do not balance: {short(body)}")
     tool = _tool(written["name"].strip(), known)
     found = _tagged_arguments(tool, written["rest"], _PARAMETER, _FUNCTION_TAG)
     lines = [(key, value.removeprefix("\n").removesuffix("\n")) for key, value in found]
-    return _unquoted(tool, lines, _PYTHON_WORDS)
+    return unquoted(tool, lines, PYTHON_WORDS)
 
 
 def _tagged_arguments(
@@ -162,33 +157,10 @@ def _tagged_arguments(
     while at < len(tags):
         match = argument.match(tags, at)
         if match is None or any_tag.search(match["value"]):
-            raise CallError(f"argument tags of {tool.name} do not balance: {_short(tags[at:])}")
+            raise CallError(f"argument tags of {tool.name} do not balance: {short(tags[at:])}")
         found.append((match["key"].strip(), match["value"]))
         at = match.end()
     return found
-
-
-def _unquoted(
-    tool: Tool, written: Sequence[tuple[str, str]], words: Mapping[str, str] | None = None
-) -> ToolCall:
-    """Return the call whose texts were written without quotes, and other values as JSON; `words`
-    are those that stand for JSON's."""
-    arguments: dict[str, Json] = {}
-    for key, text in written:
-        if key in arguments:
-            raise CallError(f"argument {_short(key)[1:-1]} of {tool.name} is given twice")
-        kind = _kind_of(tool, key)
-        if kind is None:
-            raise CallError(f"{tool.name} has no parameter {_short(key)}")
-        try:
-            value = (words or {}).get(text, text)
-            arguments[key] = text if kind == "string" else strict_json(value)
-        except ValueError as error:
-            if kind != "any":
-                what = f"argument {key} of {tool.name} is not a JSON {kind}"
-                raise CallError(f"{what}: {_short(text)}") from error
-            arguments[key] = text
-    return _checked(tool, arguments)
 
 
 def _hermes(body: str, known: Tools) -> ToolCall:
@@ -205,7 +177,7 @@ def _from_object(raw: Json, known: Tools, key: str) -> ToolCall:
 def _with_arguments(tool: Tool, arguments: Json) -> ToolCall:
     if not isinstance(arguments, dict):
         raise CallError(f"arguments of {tool.name} are not a JSON object")
-    return _checked(tool, arguments)
+    return checked(tool, arguments)
 
 
 def _llama3(text: str, known: Tools) -> Read:
@@ -223,12 +195,12 @@ def _section(parse: Callable[[str, Tools], ToolCall]) -> Callable[[str, Tools], 
             raise CallError(f"{_CALLS} is not closed")
         *bodies, behind = section.split(_ONE_END)
         if behind.strip() or not bodies:
-            raise CallError(f"a section of calls is no calls: {_short(behind.strip())}")
+            raise CallError(f"a section of calls is no calls: {short(behind.strip())}")
         calls: list[ToolCall] = []
         for body in bodies:
             before, _, call = body.partition(_ONE)
             if before.strip() or not call or _ONE in call:
-                raise CallError(f"a call does not begin with {_ONE}: {_short(body)}")
+                raise CallError(f"a call does not begin with {_ONE}: {short(body)}")
             calls.append(parse(call, known))
         return calls, after
 
@@ -239,7 +211,7 @@ def _fenced(body: str, known: Tools) -> ToolCall:
     kind, _, rest = body.partition(_SEPARATOR)
     written = _FENCED.fullmatch(rest)
     if kind != "function" or written is None:
-        raise CallError(f"a tool call is no `function`, name and block of JSON: {_short(body)}")
+        raise CallError(f"a tool call is no `function`, name and block of JSON: {short(body)}")
     return _from_name_and_json(written["name"], written["body"], known)
 
 
@@ -257,7 +229,7 @@ def _from_name_and_json(name: str, body: str, known: Tools) -> ToolCall:
 def _mistral(text: str, known: Tools) -> Read:
     listed, end = _value(text, len(_MISTRAL), "a list of tool calls")
     if not isinstance(listed, list) or not listed:
-        raise CallError(f"tool calls are no list: {_short(text)}")
+        raise CallError(f"tool calls are no list: {short(text)}")
     calls: list[ToolCall] = []
     ids = set[str]()
     for raw in listed:
@@ -273,7 +245,7 @@ def _mistral_args(text: str, known: Tools) -> Read:
     while text.startswith(_MISTRAL, at):
         begin = text.find(_ARGS, at)
         if begin < 0:
-            raise CallError(f"a tool call lacks {_ARGS}: {_short(text[at:])}")
+            raise CallError(f"a tool call lacks {_ARGS}: {short(text[at:])}")
         name, has_id, its_id = text[at + len(_MISTRAL) : begin].partition(_CALL_ID)
         tool = _tool(name.strip(), known)
         arguments, at = _value(text, begin + len(_ARGS), f"the text of {name.strip()}'s arguments")
@@ -302,7 +274,7 @@ def _phi(text: str, known: Tools) -> Read:
             raise CallError(f"{_PHI} is not closed")
         listed = raw if isinstance(raw, list) else [raw]
         if not listed:
-            raise CallError(f"a list of tool calls is empty: {_short(text[begin:])}")
+            raise CallError(f"a list of tool calls is empty: {short(text[begin:])}")
         calls += [_from_object(each, known, "arguments") for each in listed]
         at = end + len(_PHI_END)
     return calls, text[at:]
@@ -315,7 +287,7 @@ def _behind_space(text: str, at: int) -> int:
 def _json(text: str, what: str) -> Json:
     value, end = _value(text, 0, what)
     if text[end:].strip():
-        raise CallError(f"{what} is not JSON: {_short(text)}")
+        raise CallError(f"{what} is not JSON: {short(text)}")
     return value
 
 
@@ -326,7 +298,7 @@ def _value(text: str, begin: int, what: str) -> tuple[Json, int]:
     except DuplicateKey as error:
         raise CallError(f"{what}: {error}") from error
     except ValueError as error:
-        raise CallError(f"{what} is not JSON: {_short(text[begin:])}") from error
+        raise CallError(f"{what} is not JSON: {short(text[begin:])}") from error
 
 
 GLM = CallForm(
@@ -352,44 +324,5 @@ FORMS = (
 
 def _tool(name: str, known: Tools) -> Tool:
     if name not in known:
-        raise CallError(f"unknown tool {_short(name)}; known: {', '.join(known) or 'none'}")
+        raise CallError(f"unknown tool {short(name)}; known: {', '.join(known) or 'none'}")
     return known[name]
-
-
-def _checked(tool: Tool, arguments: dict[str, Json]) -> ToolCall:
-    """Return the call if the tool takes these arguments."""
-    for key, value in arguments.items():
-        kind = _kind_of(tool, key)
-        if kind is None:
-            raise CallError(f"{tool.name} has no parameter {_short(key)}")
-        if not _is_a(kind, value):
-            raise CallError(f"argument {key} of {tool.name} is not a JSON {kind}")
-    missing = [key for key in tool.required if key not in arguments]
-    if missing:
-        raise CallError(f"{tool.name} lacks the argument {', '.join(missing)}")
-    return ToolCall(tool.name, arguments)
-
-
-def _kind_of(tool: Tool, key: str) -> ParameterKind | None:
-    """Return the JSON type of an argument; None for one that the tool does not take."""
-    return tool.parameters.get(key) or kind_of_others(tool.schema)
-
-
-def _is_a(kind: str, value: Json) -> bool:
-    if kind == "any":
-        return True
-    if isinstance(value, bool):  # bool is an int in Python, not in JSON
-        return kind == "boolean"
-    types: dict[str, tuple[type, ...]] = {
-        "string": (str,),
-        "number": (int, float),
-        "integer": (int,),
-        "array": (list,),
-        "object": (dict,),
-        "boolean": (),
-    }
-    return isinstance(value, types[kind])
-
-
-def _short(text: str, most: int = 40) -> str:
-    return repr(text if len(text) <= most else text[:most] + "...")

@@ -49,6 +49,7 @@ class Chat:
         self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, calls=form)
         earlier, start = self._pieces.earlier()[0], self._pieces.template.start_text
         self._control = ControlTokens(self.template_file, added, self._ends.ids, earlier)
+        self._folder_notes = folder.notes
         self._start = start if earlier.startswith(start) else ""
         """what every text begins with"""
         self._completeness = Completeness(self._pieces)
@@ -102,6 +103,12 @@ class Chat:
                 f"{self.template_file}: the chat template writes a date: here it is always"
                 f" {DATE:%d %B %Y}, in training and in rollouts"
             )
+        if self.can_call_tools and not self.lists_tools([_ASKED], [_TOOL]):
+            yield (
+                f"{self.template_file}: the chat template writes tool calls and lists no tools:"
+                " where there are tools, a system message has to name each with its parameters"
+            )
+        yield from self._folder_notes
         if self._ends.earlier is None:
             yield (
                 f"{self.template_file}: the chat template writes no end token behind a turn that"
@@ -150,6 +157,13 @@ class Chat:
     def vocabulary(self) -> dict[str, int]:
         """Id of every token, added ones among them."""
         return self._tokenizer.get_vocab()
+
+    @property
+    def written_ids(self) -> set[int]:
+        """Ids of the tokens that texts and turns may come to: all but control tokens, and the ends
+        of turns."""
+        known = self.vocabulary.items()
+        return {n for text, n in known if n in self._ends.ids or not self._control.holds(text)}
 
     def decode(self, token_ids: TokenIds) -> str:
         """Text with special tokens."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from tokenizers import AddedToken, Tokenizer
@@ -49,6 +49,8 @@ class ChatFolder:
     template: ChatTemplate
     eos_ids: tuple[int, ...]
     """ids that end generation, as the folder declares them; the first ends a conversation"""
+    notes: tuple[str, ...] = ()
+    """what is good to know of it, each beginning with the file"""
 
 
 def load_chat_folder(folder: Path, template: str = "") -> ChatFolder:
@@ -58,11 +60,27 @@ def load_chat_folder(folder: Path, template: str = "") -> ChatFolder:
     settings = read_json(folder / "tokenizer_config.json")
     special = {k: _token_text(k, settings[k]) for k in _SPECIAL if settings.get(k) is not None}
     _add_special(tokenizer, special.values())
-    text, name = (template, GIVEN) if template else _template_text(folder, settings)
+    found = _Template(template, GIVEN) if template else _template_text(folder, settings)
     return ChatFolder(
         tokenizer=tokenizer,
-        template=ChatTemplate(text, name, special),
+        template=ChatTemplate(found.text, found.file, special),
         eos_ids=_eos_ids(folder, tokenizer, special.get("eos_token")),
+        notes=(_of_others(found),) if found.others else (),
+    )
+
+
+class _Template(NamedTuple):
+    text: str
+    file: str
+    others: tuple[str, ...] = ()
+    """names of templates that stand beside it"""
+
+
+def _of_others(found: _Template) -> str:
+    names = " and ".join(f"`{name}`" for name in found.others)
+    return (
+        f"{found.file}: has the chat templates `default` and {names}; `default` is used, with tools"
+        " as well: to take another, write it into a file and name that in `base.template`"
     )
 
 
@@ -186,20 +204,21 @@ def _add_special(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     )
 
 
-def _template_text(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str]:
+def _template_text(folder: Path, settings: Mapping[str, Any]) -> _Template:
     """The template and the file it was found in, in the order that transformers looks."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return _text(path), path.name
+        return _Template(_text(path), path.name)
     for file, found in (
         ("chat_template.json", read_json(folder / "chat_template.json").get("chat_template")),
         ("tokenizer_config.json", settings.get("chat_template")),
     ):
+        others: list[str] = []
         if isinstance(found, list):
-            named = [t for t in found if isinstance(t, dict) and t.get("name") == "default"]
-            found = named[0].get("template") if named else None
+            named = {str(t.get("name")): t.get("template") for t in found if isinstance(t, dict)}
+            found, others = named.pop("default", None), [*named]
         if isinstance(found, str):
-            return found, file
+            return _Template(found, file, tuple(others))
     raise InputError(
         "chat_template.jinja: is missing, and tokenizer_config.json has no `chat_template`; put"
         " there the template that the model should be trained with"

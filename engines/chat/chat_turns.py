@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engines.chat.call_forms import LLAMA3, CallError, CallForm, parse_calls
+from engines.chat.call_arguments import CallError
+from engines.chat.call_forms import LLAMA3, CallForm, parse_calls
 from engines.types import AssistantTurn, Problem, ToolCall
 
 THINK, END_THINK = "<think>", "</think>"
@@ -31,14 +32,20 @@ class ThoughtForm:
     after_open: str = ""
     before_close: str = ""
     after_close: str = ""
+    behind_closed: str = ""
+    """before the text of a turn whose header has an empty thought"""
 
     def split(self, text: str, thought: Thought) -> tuple[str | None, str]:
         """Reasoning (None if the turn has none) and the rest. Raises CallError if tags are off."""
         if thought is Thought.OPEN:
             text = THINK + text
+        elif text.lstrip().startswith(THINK):  # GLM writes a line feed before it
+            text = text.lstrip()
         opened, closed = text.count(THINK), text.count(END_THINK)
-        if opened == closed == 0 and thought in (Thought.CLOSED, Thought.OPTIONAL):
+        if opened == closed == 0 and thought is Thought.OPTIONAL:
             return None, text
+        if opened == closed == 0 and thought is Thought.CLOSED:
+            return None, text.removeprefix(self.behind_closed)
         if thought is Thought.CLOSED:
             raise CallError("a think tag in a turn without thinking")
         if not text.startswith(THINK):

@@ -241,16 +241,21 @@ class Pieces:
             return True
         return False
 
-    def thought_pads(self) -> tuple[str, str, str]:
-        """Return what the template writes after `<think>`, before `</think>`, and after it."""
+    def thought_pads(self) -> tuple[str, str, str, str]:
+        """Return what the template writes after `<think>`, before `</think>`, and after it; and
+        what it writes behind a header with an empty thought."""
         if self.mode.thoughts in (Thoughts.ALWAYS, Thoughts.FREE):
-            return "\n", "\n", "\n\n"
+            return "\n", "\n", "\n\n", ""
         if not self.thinking_switchable:
-            return "", "", ""
+            return "", "", "", ""
         said = Message("assistant", "C", reasoning="R")
         text = self.template.render([_USER, said], thinking=True)
         match = re.search(r"<think>(\s*)R(\s*)</think>(\s*)C", text)
-        return (match[1], match[2], match[3]) if match else ("", "", "")
+        after_open, before_close, after_close = match.groups() if match else ("", "", "")
+        behind = ""
+        if self.thought_pad is not None:
+            behind, _, _ = self.turn(Message("assistant", "C"), thinking=False).partition("C")
+        return after_open, before_close, after_close, "" if behind.strip() else behind
 
     def _rest(self, full: str, prefix: str, what: str) -> str:
         if not full.startswith(prefix):

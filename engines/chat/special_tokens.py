@@ -170,6 +170,10 @@ class ControlTokens:
         longest_first = sorted(own, key=lambda text: (-len(text), text))
         self._any = re.compile("|".join(map(re.escape, longest_first))) if own else None
 
+    def holds(self, text: str) -> bool:
+        """Return whether a token is one of them: then no text has it."""
+        return self._any is not None and self._any.fullmatch(text) is not None
+
     def refuse(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), where: str = "messages"
     ) -> None:

@@ -29,7 +29,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
-from engines.chat.chat_turns import THINK
+from engines.chat.chat_turns import END_THINK, THINK
 from engines.chat.pieces import OPEN_THOUGHT, Pieces, empty_thought_length, without_open_thought
 from engines.chat.template import END, START, Literals
 from engines.types import Message, Tool
@@ -90,6 +90,8 @@ def _without_unsaid_thoughts(
             opened = OPEN_THOUGHT.search(read)
             begun = opened.group() if opened else ""
             length = empty_thought_length(begun + said, pieces.thought_pad) - len(begun)
+            if not opened and said.lstrip().startswith(END_THINK):  # the header has no other half
+                length = len(said) - len(said.lstrip()) + len(END_THINK)
             read, said = read + said[: max(length, 0)], said[max(length, 0) :]
         exchanges.append((read, said))
         read = after

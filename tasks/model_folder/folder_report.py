@@ -88,7 +88,7 @@ def chat_notes(folder: Path, template: str) -> Iterator[str]:
 
 
 def _too_many_tokens(chat: Chat, shape: ModelShape | None) -> Iterator[str]:
-    last = max(chat.vocabulary.values(), default=-1)
+    last = max(chat.written_ids, default=-1)
     if shape is not None and last >= shape.vocab:
         yield (
             f"tokenizer.json: has token ids up to {last}, but config.json has vocab_size"
@@ -115,6 +115,8 @@ def _conversations(chat: Chat) -> Iterator[tuple[Problem, list[Message]]]:
         problem = Problem("import-thinking", "import", user, thinking=True)
         yield problem, [Message("assistant", _ANSWERED, reasoning="It is red.")]
     if chat.can_call_tools:
+        if not chat.lists_tools(user, (_TOOL,)):
+            user = (Message("system", f"{_TOOL.name}({', '.join(_TOOL.parameters)})"), *user)
         problem = Problem("import-tools", "import", user, tools=(_TOOL,))
         call = ToolCall(_TOOL.name, {"q": "colour"})
         yield (

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engines.agents.wire.wire_format import MOST_PARTS, Refusal
 from engines.types import Json, Message, Tool, ToolCall
-from infra.json_text import json_bytes
+from infra.json_text import json_bytes, strict_json
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
 _MOST_BRACKETS = 200_000
@@ -135,8 +135,8 @@ def tool_of(name: str, description: str | None, schema: Mapping[str, Any] | None
 def call_of(name: str, arguments: str, where: str) -> ToolCall:
     """Return a call that comes back in a history. Raises Refusal."""
     try:
-        read_arguments: Any = orjson.loads(arguments) if arguments.strip() else {}
-    except orjson.JSONDecodeError as error:
+        read_arguments: Any = strict_json(arguments) if arguments.strip() else {}
+    except ValueError as error:
         raise Refusal(400, f"{where}: arguments of {name} are not valid JSON: {error}") from None
     if not isinstance(read_arguments, dict):
         raise Refusal(400, f"{where}: arguments of {name} are not a JSON object")

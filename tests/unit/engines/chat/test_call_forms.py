@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.chat import Chat
-from engines.chat.call_forms import FORMS, QWEN3_CODER, CallError, CallForm, parse_calls
+from engines.chat.call_arguments import CallError
+from engines.chat.call_forms import FORMS, CallForm, parse_calls
 from engines.chat.chat_folder import load_chat_folder
 from engines.chat.mode import Thoughts
 from engines.chat.pieces import Pieces
@@ -339,14 +340,6 @@ def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) 
     begun = time.process_time()
     assert len(parse_calls(text, [TOOL], form)) == count
     assert time.process_time() - begun < 10, "ids compared with all others took minutes"
-
-
-def test_a_value_of_any_type_is_read_as_templates_write_it() -> None:
-    values: dict[str, Json] = {"t": True, "f": False, "z": None, "x": 1e-07, "s": "Truely"}
-    written = "".join(f"<parameter={key}>\n{values[key]}\n</parameter>" for key in values)
-    text = f"<tool_call><function=put>{written}</function></tool_call>"
-    takes_any = Tool("put", "Puts.", dict.fromkeys("tfzxs", "any"))
-    assert parse_calls(text, [takes_any], QWEN3_CODER) == [ToolCall("put", values)]
 
 
 def test_a_call_without_an_id_is_an_error_where_the_template_writes_one(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.chat.call_forms import GLM, HERMES, CallError, CallForm, parse_calls
+from engines.chat.call_arguments import CallError
+from engines.chat.call_forms import GLM, HERMES, QWEN3_CODER, CallForm, parse_calls
 from engines.types import Json, Tool, ToolCall
 
 pytestmark = pytest.mark.unit
@@ -194,3 +195,61 @@ def test_named_parameters_keep_their_types_and_others_are_refused_unless_they_ar
     with pytest.raises(CallError, match="put lacks the argument n"):
         parse_calls(hermes({"q": "a"}), [opened], HERMES)
     assert parse_calls(hermes({"q": "a", "n": 1}), [opened], HERMES)[0].arguments["n"] == 1
+
+
+def test_a_value_of_any_type_is_read_as_templates_write_it() -> None:
+    values: dict[str, Json] = {"t": True, "f": False, "z": None, "x": 1e-07, "s": "Truely"}
+    written = "".join(f"<parameter={key}>\n{values[key]}\n</parameter>" for key in values)
+    text = f"<tool_call><function=put>{written}</function></tool_call>"
+    takes_any = Tool("put", "Puts.", dict.fromkeys("tfzxs", "any"))
+    assert parse_calls(text, [takes_any], QWEN3_CODER) == [ToolCall("put", values)]
+
+
+NULLABLE: dict[str, Json] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        *[(NULLABLE, text, text) for text in ("90210", '{"a": 1}', "true", "abc")],
+        (NULLABLE, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"type": "string", "nullable": True}, "[1]", "[1]"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": ["integer", "null"]}, "7", 7),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "7", 7),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "7.5", "7.5"),
+        ({"$ref": "#/$defs/x"}, "7", 7),
+    ],
+)
+def test_a_parameter_of_several_types_gets_what_is_written(schema: Json, text: str, value: Json):
+    """As SGLang's parsers give it to the tools of a served model."""
+    parameters: Json = {"type": "object", "properties": {"x": schema}}
+    tool = Tool.of_function({"name": "put", "parameters": parameters})
+    coder = f"<function=put><parameter=x>\n{text}\n</parameter></function>"
+    for form, call in (
+        (GLM, glm("put", ("x", text))),
+        (QWEN3_CODER, f"<tool_call>{coder}</tool_call>"),
+        (
+            HERMES,
+            f"<tool_call>{json.dumps({'name': 'put', 'arguments': {'x': value}})}</tool_call>",
+        ),
+    ):
+        assert parse_calls(call, [tool], form) == [ToolCall("put", {"x": value})]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "named"),
+    [
+        (NULLABLE, 5, "null or string"),
+        ({"type": ["integer", "null"]}, "abc", "integer or null"),
+        ({"enum": ["a", "b"]}, 1, "string"),
+        ({"type": "string"}, None, "string"),
+    ],
+)
+def test_a_value_of_none_of_its_types_is_a_fault(schema: Json, value: Json, named: str):
+    parameters: Json = {"type": "object", "properties": {"x": schema}}
+    tool = Tool.of_function({"name": "put", "parameters": parameters})
+    with pytest.raises(CallError, match=f"argument x of put is not a JSON {named}"):
+        parse_calls(hermes({"x": value}), [tool], HERMES)

@@ -167,6 +167,19 @@ def test_a_thought_of_a_template_that_closes_it_before_each_turn(tmp_path: Path)
     assert chat.parse(asked, trained).content == "C"
 
 
+def test_a_mark_that_the_header_writes_before_a_turn_without_a_thought_is_not_trained_on(
+    tmp_path: Path,
+) -> None:
+    """DeepSeek-V3.1's lone `</think>`, in a conversation of which another turn has a thought."""
+    template = THOUGHT_TEMPLATES["deepseek-v31"]
+    chat = Chat.load(chat_folder(tmp_path, template, LLAMA_TOKENS, "<|eot|>"))
+    said = [Message("user", "u"), Message("assistant", "C"), Message("user", "v")]
+    text = chat.training_text([*said, Message("assistant", "D", "R")], (), thinking=True)
+    tokens, mask = chat.masked_ids([text])[0]
+    trained = [token for token, is_trained in zip(tokens, mask, strict=True) if is_trained]
+    assert chat.decode(trained) == "C<|eot|>R</think>D<|eot|>"
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "said", "score"),
     [

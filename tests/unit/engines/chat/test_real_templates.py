@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines.chat import Chat
-from engines.types import Message, Tool, ToolCall
+from engines.types import Message, Problem, Tool, ToolCall
 from infra.errors import InputError
 from tests.parts.chat_parts import chat_folder
 
@@ -167,6 +167,28 @@ def test_a_mask_is_the_one_made_by_hand(
     said = marked(chat_of(name), messages, thinking=thinking, tools=tools)
     assert said.endswith(end), said
     assert said.count("[[") == sum(message.role == "assistant" for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "thinking"),
+    [
+        *[(name, SAY, False) for name in ("qwen2_5", "qwen3", "llama3", "glm4moe")],
+        *[(name, CALL, False) for name in ("qwen2_5", "qwen3", "llama3_2", "glm4moe")],
+        *[(name, THINK, True) for name in ("qwen3", "glm4moe")],
+        *[(name, THINK_CALL, True) for name in ("qwen3", "glm4moe")],
+    ],
+)
+def test_a_turn_is_read_back_as_its_template_writes_it(
+    chat_of: Any, name: str, turn: Message, thinking: bool
+):
+    """GLM's templates write a line feed before a thought, and behind an empty one."""
+    chat = chat_of(name)
+    tools = (TOOL,) if turn.tool_calls else ()
+    asked = chat.decided(Problem("1", "d", (ASK,), tools=tools, thinking=thinking or None))
+    found = chat.parse(asked, chat.turn_ids(asked, turn))
+    assert not found.error
+    said = (found.content, (found.reasoning or "").strip() or None, found.tool_calls)
+    assert said == (turn.content, turn.reasoning, turn.tool_calls)
 
 
 @pytest.mark.parametrize(

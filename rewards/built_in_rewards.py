@@ -19,7 +19,7 @@ BUILT_IN: Mapping[str, str] = {
     "agent-answer": "rewards.agent_outcomes:AgentAnswer",
     "function-calls": "rewards.agent_outcomes:FunctionCalls",
     "repository-tests": "rewards.agent_outcomes:RepositoryTests",
-    "code": "rewards.code.code_tests:Code",
+    "code": "rewards.code.code_reward:Code",
     "constraints": "rewards.constraints.constraints:Constraints",
     "reasoning-gym": "rewards.library_score:ReasoningGymScore",
     "format": "rewards.text:Format",

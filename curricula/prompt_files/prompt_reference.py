@@ -13,9 +13,9 @@ from curricula.rows.fields import Fields, is_empty
 from curricula.rows.texts import kind_of, parsed_object
 from engines.types import Json
 from infra.data_files.rows import BadRow, Reason
+from infra.data_files.rubric_criteria import read_rubric
 from infra.errors import InputError
 from infra.json_text import is_no_answer, last_match, value_text
-from infra.rubric_criteria import read_rubric
 
 REFERENCES = (
     "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",

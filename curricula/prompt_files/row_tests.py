@@ -8,7 +8,7 @@ from typing import Any, cast
 from curricula.rows.fields import Fields
 from curricula.rows.texts import parsed_object
 from engines.types import Json
-from infra.code_tests import OTHER_CHECKS, CodeTests, read_code_tests
+from infra.data_files.code_tests import OTHER_CHECKS, CodeTests, read_code_tests
 from infra.data_files.rows import BadRow, Reason
 from infra.errors import InputError
 

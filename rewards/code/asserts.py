@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from infra.code_tests import CodeTests
+from infra.data_files.code_tests import CodeTests
 from infra.errors import InputError
 from infra.sandbox.sandbox import Limits, Sandbox, SandboxResult
 from rewards.code.frameworks import FRAMEWORKS

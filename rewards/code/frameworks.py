@@ -5,9 +5,9 @@
     @pytest.mark.parametrize   ─┘
 
 A test has passed only where its framework says that it ran to its end: one that is skipped, or
-expected to fail, has failed. Of `pytest` there is what `infra.code_tests` lets pass, as Python's
-own library has none of it. The text is part of the program of `rewards.code.asserts`, whose answer
-runs in another process; while a value of it is missing, no assertion fails.
+expected to fail, has failed. Of `pytest` there is what `infra.data_files.code_tests` lets pass, as
+Python's own library has none of it. The text is part of the program of `rewards.code.asserts`; its
+answer runs in another process; while a value of it is missing, no assertion fails.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from infra.config import Config, Count
 from infra.data_files.remembered import forget_unused
 from infra.errors import EngineError, InputError, OutOfReach
 from infra.home import home, write_whole
-from infra.outages import Outage, waiting_for
 from infra.processes.network import goes_by_proxies
+from infra.processes.outages import Outage, waiting_for
 from infra.secret_references import is_reference, resolved, secret_names
 from rewards.judges.judge_prompt import SHOWN
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import statistics
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,15 +15,16 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from engines.types import DISAGREEMENT, Json, Message, Problem, Transcript, Verdict
 from infra.config import Config
+from infra.data_files.rubric_criteria import read_rubric
 from infra.errors import InputError, OutOfReach
 from infra.json_text import value_text
-from infra.rubric_criteria import read_rubric
 from rewards.references import reference_fault
 from rewards.text import spoken
 
 RUBRIC = "rubric"
 PLACES = ("question", "answer", "conversation", "reference", RUBRIC)
 _OF_ROWS = ("reference", RUBRIC)
+_PLACE = re.compile(rf"(?<!{{)\{{(?:{'|'.join(PLACES)})(?:\.\w+)?\}}(?!}})")
 SHOWN = 300
 """characters of the judge's answer that are kept with the sample"""
 _SEARCH_S = 1.0
@@ -158,7 +160,7 @@ class JudgeQuestion(Config):
     """asked in place of `prompt` where a problem has all that this shows of its reference, or the
     rubric; empty: `prompt` is asked of each"""
     system: str = ""
-    """its system message; empty: none"""
+    """its system message, as it stands; empty: none"""
     pattern: str | None = None
     """a regular expression; its last match in the answer counts, or its group 1 if it has one:
     a number on `scale`, or, with `choices`, one of them"""
@@ -183,6 +185,8 @@ class JudgeQuestion(Config):
     def _can_be_asked(self) -> Self:
         if fault := prompt_fault(self.prompt):
             raise ValueError(f"prompt: {fault}")
+        if place := _PLACE.search(self.system):
+            raise ValueError(f"system: is sent as it stands; move {place[0]} into `prompt`")
         if self.reference_prompt:
             fault = prompt_fault(self.reference_prompt)
             if not fault and not reference_places(self.reference_prompt):

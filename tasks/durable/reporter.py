@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from infra.json_text import numbers_of
-from infra.outages import Outage, outages
+from infra.processes.outages import Outage, outages
 from infra.store.artifacts import ArtifactRecord
 from infra.store.manifest import StageWarning
 from infra.tracking.rest import Dataset

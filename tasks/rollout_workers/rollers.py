@@ -27,7 +27,7 @@ from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from infra.access import is_loopback
 from infra.errors import InputError
-from infra.outages import told_by
+from infra.processes.outages import told_by
 from infra.secret_references import secrets_of
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import context_length

@@ -28,8 +28,8 @@ from engines.rollout.records.journals import (
 from engines.rollout.roller import Roller, written_text
 from engines.types import Generation, Problem, Sampling, TokenIds
 from infra.errors import TributaryError
-from infra.outages import Outage, outages
 from infra.processes.coroutines import end_tasks, is_told_to_end
+from infra.processes.outages import Outage, outages
 
 
 @dataclass(frozen=True, slots=True)

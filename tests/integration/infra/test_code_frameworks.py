@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from engines.types import Message, Problem, Status, Transcript, Verdict
-from infra.code_tests import read_code_tests
+from infra.data_files.code_tests import read_code_tests
 from infra.errors import InputError
 from infra.sandbox.python import level
 from rewards.built_in_rewards import build
-from rewards.code.code_tests import pool
+from rewards.code.code_reward import pool
 
 pytestmark = pytest.mark.integration
 

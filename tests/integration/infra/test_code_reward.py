@@ -19,7 +19,7 @@ from flows.post_train import plan_post_train
 from infra.errors import InputError
 from infra.sandbox.python import level
 from rewards.built_in_rewards import build
-from rewards.code.code_tests import pool
+from rewards.code.code_reward import pool
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.code_tests import CodeTests, read_code_tests
+from infra.data_files.code_tests import CodeTests, read_code_tests
 from infra.data_files.rows import BadRow
 from infra.errors import InputError
 from tests.parts.row_parts import prompt

@@ -288,3 +288,20 @@ def test_a_key_that_is_not_set_is_named() -> None:
 def test_an_option_that_would_change_nothing_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         ExternalJudgeSettings.model_validate({**ASK, "url": "http://127.0.0.1:9/v1", **options})
+
+
+@pytest.mark.parametrize(
+    ("system", "place"),
+    [
+        ("Be strict. The right answer is {reference.answer}.", "{reference.answer}"),
+        ('Reply with JSON as {{answer}}, {"score": 5}.', ""),
+    ],
+)
+def test_a_system_message_is_sent_as_it_stands(system: str, place: str) -> None:
+    options = {"url": "http://127.0.0.1:9/v1", "model": "m", "prompt": "{answer}"}
+    if not place:
+        assert ExternalJudgeSettings(**options, system=system).system == system
+        return
+    with pytest.raises(ValidationError, match="system: is sent as it stands; move") as raised:
+        ExternalJudgeSettings(**options, system=system)
+    assert place in str(raised.value)

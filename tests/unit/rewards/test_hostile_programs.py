@@ -12,7 +12,7 @@ import pytest
 from engines.rollout.drivers.session_host import End
 from engines.types import Json, Message, Problem, Status, Transcript
 from infra.json_text import reason_text
-from rewards.code.code_tests import Code, difference
+from rewards.code.code_reward import Code, difference
 from tests.parts.agent_parts import Script, session_of
 
 pytestmark = pytest.mark.unit

@@ -19,7 +19,7 @@ from aiohttp import web
 from engines.rollout.workers.worker import RolloutWorker
 from engines.types import Message, Problem, Status, Transcript
 from infra.errors import OutOfReach, TrainingStopped
-from infra.outages import Outage, outages, told_by, waiting_for
+from infra.processes.outages import Outage, outages, told_by, waiting_for
 from rewards.judges import chat_api
 from rewards.judges.external_judge import ExternalJudge
 from rewards.rubric import Rubric, Term

@@ -147,6 +147,16 @@ def test_no_file_has_more_than_400_lines() -> None:
     assert {name: n for name, n in lengths.items() if n > 400} == {}
 
 
+def test_a_folder_has_at_most_15_modules_and_a_file_a_name_of_its_own() -> None:
+    """A stranger sees at a glance what a folder holds, and finds a file by its name."""
+    files = [file for file in source_files().values() if file.name != "__init__.py"]
+    folders = Counter(str(file.parent.relative_to(ROOT)) for file in files)
+    assert {folder: n for folder, n in folders.items() if n > 15} == {}
+    shared = {"spec.py", "body.py", "__main__.py"}
+    names = Counter(file.name for file in files if file.name not in shared)
+    assert {name: n for name, n in names.items() if n > 1} == {}
+
+
 def test_no_module_gives_one_name_to_two_things() -> None:
     """The later would count in functions that were written for the earlier."""
     twice: list[str] = []

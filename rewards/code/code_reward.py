@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import ClassVar, get_args
 
 from engines.types import Transcript, Verdict
-from infra.code_tests import CodeTests, read_code_tests
+from infra.data_files.code_tests import CodeTests, read_code_tests
 from infra.errors import InputError
 from infra.processes.coroutines import wait_for_program
 from infra.sandbox.kinds import process

@@ -4,7 +4,8 @@ Exactly one term is the *outcome*: the domain verifier's own verdict from 0 to 1
 free of the other terms. Where problems have several sources, each may have terms of its own.
 How a rollout ended comes first:
 
-    completed            -> every term is asked, all at once
+    completed            -> every term is asked, all at once; those `only_right` then, if the
+                            outcome is 1
     truncated            -> outcome 0, the other terms are asked, but for those `only_right`
     a `veto` gave 0      -> the reward is 0, whatever the other terms say, and in training at most
                             the least of the group; the outcome stays what it is
@@ -86,21 +87,16 @@ class Rubric:
         status, reason = transcript.status, transcript.reason
         terms = [term for term in self._terms if term.judges(transcript.problem)]
         is_cut = status is Status.TRUNCATED
-        asked = [term for term in terms if not (is_cut and (term.outcome or term.only_right))]
-        if len(asked) == 1:  # the usual case, without a task for it
-            verdicts = [await _ask(asked[0], transcript)]
-        else:
-            verdicts = await asyncio.gather(*(_ask(term, transcript) for term in asked))
+        always = [t for t in terms if not (t.only_right or (is_cut and t.outcome))]
         given: dict[str, Verdict] = {}
-        for term, verdict in zip(asked, verdicts, strict=True):
-            if fault := verdict_fault(term, verdict):
-                return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
-            assert isinstance(verdict, Verdict)
-            if fault := turns_fault(verdict, transcript):
-                return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
-            given[term.name] = verdict
-        if not any(term.outcome and _is_right(given.get(term.name)) for term in terms):
+        fault = await _take_verdicts(always, transcript, given)
+        if any(term.outcome and _is_right(given.get(term.name)) for term in terms):
+            of_right = [term for term in terms if term.only_right]
+            fault = fault or await _take_verdicts(of_right, transcript, given)
+        else:
             terms = [term for term in terms if not term.only_right]
+        if fault:
+            return RubricJudgement(0.0, reason=fault, failed=True)
         return replace(_combined(terms, given, reason), weights=self._weights(transcript.problem))
 
     def _weights(self, problem: Problem) -> dict[str, float]:
@@ -148,6 +144,25 @@ def _combined(terms: Sequence[Term], given: dict[str, Verdict], reason: str) -> 
 
 def _key(term: Term) -> str:
     return "outcome" if term.outcome else term.name
+
+
+async def _take_verdicts(
+    terms: Sequence[Term], transcript: Transcript, given: dict[str, Verdict]
+) -> str:
+    """Ask all at once, and put what they say into `given`; return what is wrong, empty for nothing.
+    Raises OutOfReach."""
+    if len(terms) == 1:  # the usual case, without a task for it
+        verdicts = [await _ask(terms[0], transcript)]
+    else:
+        verdicts = await asyncio.gather(*(_ask(term, transcript) for term in terms))
+    for term, verdict in zip(terms, verdicts, strict=True):
+        fault = verdict_fault(term, verdict)
+        if isinstance(verdict, Verdict):
+            fault = fault or turns_fault(verdict, transcript)
+            given[term.name] = verdict
+        if fault:
+            return f"reward {term.name!r} {fault}"
+    return ""
 
 
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:

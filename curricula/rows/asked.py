@@ -47,6 +47,8 @@ class Asked(NamedTuple):
     turns: list[Turn]
     columns: str
     """that it is made of, for a person"""
+    is_spoken: bool = False
+    """whether it is a text of turns (Anthropic), whose white space says nothing"""
 
 
 def question_and_answer(row: Fields) -> tuple[str, str] | None:
@@ -73,7 +75,7 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
     if auto:
         _refuse_choices(row, name)
     if is_text(value) and (spoken := spoken_turns(value)) and spoken[-1].message.content == "":
-        return Asked([*before, *spoken[:-1]], f"{name} (Human, Assistant)")
+        return Asked([*before, *spoken[:-1]], f"{name} (Human, Assistant)", is_spoken=True)
     if is_text(value):
         beside = row.first(_BESIDE.get(name, ("context",))) if auto else ""
         text = text_of(value, name)

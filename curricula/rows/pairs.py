@@ -13,14 +13,16 @@ lists      {"prompt": ..., "responses": ["a", "b", "c"], "scores": [1, 9, 4]}, o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, Self, TypeAlias, cast
+
+from pydantic import model_validator
 
 from curricula.rows.asked import (
     ASKED,
     TALKS,
+    Asked,
     read_asked,
     read_system,
     spoken_turns,
@@ -32,7 +34,8 @@ from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_row, read_tools, refuse_unread
 from curricula.rows.meaning import LEARNED, Meaning, carries, refuse_meaning, refuse_other_winner
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
-from curricula.rows.texts import is_blank, parsed, shallow, text_of
+from curricula.rows.ranked import LISTS, number_of, read_ranked
+from curricula.rows.texts import is_blank, shallow, text_of
 from curricula.rows.tools import is_like_a_thought
 from engines.types import Message, Tool
 from infra.config import Config
@@ -48,6 +51,8 @@ _SCORED = tuple(
     )
 )
 """what a pair's answers are worth, e.g. `score_chosen` and `score_rejected`"""
+Form: TypeAlias = Literal["pair", "list", "verdict", "score"]
+"""what a row is: two answers, several in their order, or one with a verdict or a number"""
 
 
 class PairColumns(Config):
@@ -76,6 +81,37 @@ class PairColumns(Config):
     tools: str = ""
     """empty: `tools`, where a row has it"""
 
+    @property
+    def form(self) -> Form | None:
+        """What the named columns say that a row is; None where none says it."""
+        return next(iter(self._forms()), None)
+
+    def _forms(self) -> dict[Form, str]:
+        """Every form that a named column is of, with the first such column."""
+        pair = {
+            "chosen": self.chosen != "chosen",
+            "rejected": self.rejected != "rejected",
+            "margin": bool(self.margin),
+        }
+        named: dict[Form, dict[str, bool]] = {
+            "pair": pair,
+            "list": {name: bool(getattr(self, name)) for name in ("answers", "scores", "ranks")},
+            "verdict": {"label": bool(self.label)},
+            "score": {"score": bool(self.score)},
+        }
+        return {
+            form: next(n for n in of if of[n]) for form, of in named.items() if any(of.values())
+        }
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if len(forms := self._forms()) > 1:
+            said = " and ".join(f"`{name}` (a {form})" for form, name in forms.items())
+            raise ValueError(f"names {said}, and a row is read in one way; leave the others out")
+        if self.scores and self.ranks:
+            raise ValueError("names `scores` and `ranks`, and one of them decides; leave one out")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -92,6 +128,14 @@ class Judged:
     has_scores: bool = False
     has_margin: bool = False
     """whether a column says it of the pair"""
+
+    @property
+    def goodness(self) -> tuple[float, ...]:
+        """Say how good each answer is, from 0 to 1: of two, one is good and the other bad, whatever
+        their scores are."""
+        if len(self.answers) == 2 and self.pairs:
+            return (1.0, 0.0) if self.pairs[0][0] == 0 else (0.0, 1.0)
+        return self.worth
 
     @property
     def layout(self) -> str:
@@ -121,25 +165,27 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
             Reason.COLUMNS,
             "weight: comparisons count alike; leave the column out, or rows that are not to count",
         )
-    is_pair = any(map(given.holds, ("preferred_output", columns.chosen)))
-    if not is_pair and (columns.label or given.has("label")):
+    form = columns.form or _form_of(given, columns)
+    if form == "verdict":
         return _with_label(row, columns, layout)
-    is_list = bool(columns.answers or given.first(_LISTS))
-    if not is_pair and not is_list and (columns.score or given.has("score")):
+    if form == "score":
         return _with_score(row, columns, layout)
     inner = _openai_input(given, unread) if given.has("preferred_output") else given
     reading = Reading(layout, read_tools(inner, columns.tools), unread)
     if inner is not given:
-        start = read_turns(inner.get("messages"), "input.messages", reading)
+        start = Asked(read_turns(inner.get("messages"), "input.messages", reading), "input")
         sides, looks_like = ("preferred_output", "non_preferred_output"), "OpenAI's pairs"
     else:
         sides = (columns.chosen, columns.rejected)
         looks_like = " + ".join(sides)
         start = _start(given, columns, reading)
-    listed = "" if is_pair else columns.answers or given.first(_LISTS)
     has_margin = False
-    if listed:
-        said, pairs, worth, has_scores = _ranked(given, listed, columns, unread)
+    if form == "list":
+        listed = columns.answers or given.first(LISTS)
+        if not listed:
+            raise lacking("responses", given.names, "; name the list of answers: columns.answers")
+        named = (columns.scores, columns.ranks)
+        said, pairs, worth, has_scores = read_ranked(given, listed, *named, unread)
         looks_like = f"{listed}, ranked"
     else:
         _require_sides(given, sides)
@@ -148,12 +194,12 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
         margin, has_margin = _margin(given, columns, scores)
         pairs = ((0, 1, margin),)
         worth, has_scores = scores or (1.0, 0.0), scores is not None
-    if start and inner is given:
+    if start.turns and inner is given:
         looks_like = f"prompt + {looks_like}"
     system = read_system(inner, "")
     turns = [_turns(value, name, reading, start, system) for name, value in said.items()]
     told = [tuple(turn.message for turn in each) for each in turns]
-    refuse_unread(given, start, is_auto=not columns.prompt, has_system=False)
+    refuse_unread(given, start.turns, is_auto=not columns.prompt, has_system=False)
     refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
     refuse_other_winner(given)
     of_answers = [n for n in sorted(given.left) if any(side in n for side in sides)]
@@ -174,77 +220,15 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
     return Judged(tuple(made), pairs, None, worth, has_scores, has_margin)
 
 
-_LISTS = ("responses", "completions", "answers")
-_TEXTS = ("response", "answer", "completion", "output", "text")
-_SCORES = ("score", "overall_score", "rating")
-
-
-def _ranked(
-    row: Fields, name: str, columns: PairColumns, unread: set[str]
-) -> tuple[dict[str, Any], tuple[tuple[int, int, float], ...], tuple[float, ...], bool]:
-    """By name the answers of a list; all pairs of one that is better than another, of which equal
-    ones make none; what each is worth, and whether that is its score. Raises BadRow."""
-    value = _listed(row, name)
-    items = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(items) < 2:
-        raise BadRow(Reason.COLUMNS, f"{name}: is no list of two answers or more")
-    path = f"{name}[]."
-    objects = [
-        Fields(cast("dict[str, Any]", item), unread, path)
-        for item in items
-        if isinstance(item, Mapping)
-    ]
-    inside = "" if len(objects) < len(items) else objects[0].first(_TEXTS)
-    scores, ranks = _values(row, columns.scores, ("scores", "ratings")), None
-    if scores is None:
-        ranks = _values(row, columns.ranks, ("ranks",))
-    if inside:
-        items = [each.column(inside) for each in objects]
-        if scores is None and ranks is None:
-            key = objects[0].first((*_SCORES, "rank"))
-            found = [each.column(key) for each in objects] if key else None
-            scores, ranks = (None, found) if key == "rank" else (found, None)
-        for each in objects:
-            each.close()
-    values = scores if scores is not None else ranks
-    if values is None:
-        raise BadRow(
-            Reason.COLUMNS,
-            f"{name}: nothing says which answer is better; name columns.scores or columns.ranks",
-        )
-    if len(values) != len(items):
-        raise BadRow(Reason.COLUMNS, f"{name}: {len(items)} answers have {len(values)} numbers")
-    worth = [_number(v, f"the number of {name}[{at}]") for at, v in enumerate(values)]
-    if scores is None:
-        worth = [-rank for rank in worth]
-    margins = scores is not None
-    pairs = tuple(
-        (i, j, a - b if margins else 0.0)
-        for i, a in enumerate(worth)
-        for j, b in enumerate(worth)
-        if a > b
-    )
-    if not pairs:
-        raise BadRow(Reason.UNDECIDED, f"{name}: no answer is better than another")
-    said = {f"{name}[{at}]": item for at, item in enumerate(items)}
-    return said, pairs, tuple(worth), margins
-
-
-def _values(row: Fields, name: str, usual: Sequence[str]) -> list[Any] | None:
-    """The list of a column; None where nobody named one and the row has none of the usual ones."""
-    name = name or row.first(usual)
-    if not name:
-        return None
-    value = _listed(row, name)
-    if not isinstance(value, list):
-        raise BadRow(Reason.COLUMNS, f"{name}: is no list of numbers")
-    return cast("list[Any]", value)
-
-
-def _listed(row: Fields, name: str) -> Any:
-    """Return a column that a table may hold as JSON text."""
-    value = row.column(name)
-    return parsed(value, name, Reason.COLUMNS) if isinstance(value, str) else value
+def _form_of(row: Fields, columns: PairColumns) -> Form:
+    """What a row is of which no column is named that tells it."""
+    if any(map(row.holds, ("preferred_output", columns.chosen))):
+        return "pair"
+    if row.has("label"):
+        return "verdict"
+    if row.first(LISTS):
+        return "list"
+    return "score" if row.has("score") else "pair"
 
 
 def _margin(
@@ -259,30 +243,19 @@ def _margin(
     name = columns.margin or row.first(("margin",))
     if not name:
         return (scores[0] - scores[1] if scores else 0.0), False
-    margin = _number(row.column(name), name)
+    margin = number_of(row.column(name), name)
     if margin < 0:
         raise BadRow(Reason.COLUMNS, f"{name}: says that the rejected answer is the better one")
     return margin, True
 
 
 def _scores_of_pair(row: Fields) -> tuple[float, float] | None:
-    scores = [_number(row.get(name), name) for name in _scored(row)]
+    scores = [number_of(row.get(name), name) for name in _scored(row)]
     return (scores[0], scores[1]) if scores else None
 
 
 def _scored(row: Fields) -> tuple[str, ...]:
     return next((names for names in _SCORED if all(map(row.has, names))), ())
-
-
-def _number(value: Any, name: str) -> float:
-    """Return a number, also as a cell of CSV has it. Raises BadRow."""
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise BadRow(Reason.COLUMNS, f"{name}: {value!r:.40} is no number")
-    return found
 
 
 def _with_label(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Judged:
@@ -302,13 +275,14 @@ def _with_label(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
 def _with_score(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Judged:
     """One answer, and a number that says how good it is. Raises BadRow."""
     name = columns.score or "score"
-    score = _number(Fields(row, set()).column(name), name)
+    score = number_of(Fields(row, set()).column(name), name)
     return Judged((_alone(row, name, columns, layout),), (), None, (score,), has_scores=True)
 
 
 def _alone(row: Mapping[str, Any], name: str, columns: PairColumns, layout: Layout) -> Conversation:
     """The answer beside which the column `name` stands. Raises BadRow."""
-    others = {key for key in row if key != name and carries(key, Meaning.FAILED)}
+    said = (Meaning.FAILED, Meaning.VERDICT) if columns.form else (Meaning.FAILED,)
+    others = {k for k in row if k != name and any(carries(k, meaning) for meaning in said)}
     rest = {key: value for key, value in row.items() if key != name and key not in others}
     named = Columns(prompt=columns.prompt, completion=columns.completion, tools=columns.tools)
     read = read_row(rest, named, layout)
@@ -332,6 +306,8 @@ def _check(
     for at, (name, messages) in enumerate(zip(names, told, strict=True)):
         if fault := fault_of(messages, tools):
             raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
+        if is_blank(messages[-1].content) and not messages[-1].tool_calls:
+            raise BadRow(Reason.MESSAGES, f"{name}: its last turn says nothing")
         for other in range(at):
             if told[other] == messages:
                 raise BadRow(Reason.MESSAGES, f"{names[other]} and {name} are equal")
@@ -362,27 +338,32 @@ def _openai_input(row: Fields, unread: set[str]) -> Fields:
     return Fields(cast("dict[str, Any]", given), unread, "input.")
 
 
-def _start(row: Fields, columns: PairColumns, reading: Reading) -> list[Turn]:
+def _start(row: Fields, columns: PairColumns, reading: Reading) -> Asked:
     name = columns.prompt or row.first(("prompt", *ASKED, *TALKS))
     if not name:
-        return []
-    return read_asked(row, name, reading, auto=not columns.prompt).turns
+        return Asked([], "")
+    return read_asked(row, name, reading, auto=not columns.prompt)
 
 
-def _turns(value: Any, name: str, reading: Reading, start: list[Turn], system: str) -> list[Turn]:
-    return with_system([*start, *_continuation(value, name, reading, start)], system)
-
-
-def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) -> list[Turn]:
+def _turns(value: Any, name: str, reading: Reading, start: Asked, system: str) -> list[Turn]:
     if isinstance(value, Mapping) and ("from" in value or "role" in value):
         value = [value]  # one message (LLaMA-Factory)
-    if not is_text(value):
-        return what_follows(start, read_turns(value, name, reading), name)
-    text = text_of(value, name)
-    if start:
+    if is_text(value):
+        return with_system([*start.turns, *_spoken(text_of(value, name), name, start)], system)
+    said = read_turns(value, name, reading)
+    leads = [turn for turn in said[:1] if turn.message.role == "system"]
+    if leads and start.turns and start.turns[0].message.role != "system":
+        follow = what_follows(start.turns, said[1:], name)
+        return with_system([*leads, *start.turns, *follow], system)
+    return with_system([*start.turns, *what_follows(start.turns, said, name)], system)
+
+
+def _spoken(text: str, name: str, start: Asked) -> list[Turn]:
+    """The turns of a text: an answer to what was asked, or a whole conversation. Raises BadRow."""
+    if start.turns:
         if is_blank(text):
             raise BadRow(Reason.MESSAGES, f"{name}: is empty")
-        return [Turn(Message("assistant", text))]
+        return [Turn(Message("assistant", text.strip() if start.is_spoken else text))]
     if not (spoken := spoken_turns(text)):
         raise BadRow(
             Reason.MESSAGES, f"{name}: a text without a prompt must begin with '\\n\\nHuman:'"

@@ -17,7 +17,7 @@ import os
 import webbrowser
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -109,7 +109,8 @@ def comparisons_of(rows: Iterable[AnswerRow]) -> tuple[list[Comparison], int]:
         by_problem.setdefault((row.problem.domain, row.problem.id), []).append(row)
     found: list[Comparison] = []
     for answers in by_problem.values():
-        other = next((each for each in answers if each.turns != answers[0].turns), None)
+        first = _seen(answers[0])
+        other = next((each for each in answers if _seen(each) != first), None)
         if other is None:
             continue
         both = [_answer(answers[0]), _answer(other)]
@@ -121,6 +122,11 @@ def comparisons_of(rows: Iterable[AnswerRow]) -> tuple[list[Comparison], int]:
             found.append(made)
     found.sort(key=lambda each: each.id)
     return found, len(by_problem) - len(found)
+
+
+def _seen(row: AnswerRow) -> list[Message]:
+    """What a person sees of an answer: all but its thoughts."""
+    return [replace(turn, reasoning=None) for turn in row.turns]
 
 
 class AnswerRow(Protocol):

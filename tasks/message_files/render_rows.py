@@ -79,7 +79,7 @@ class Renderer:
         """The conversation for an answer with thinking off; None where nobody thinks in it, or it
         is bad."""
         try:
-            messages = tuple(map(_with_thought, conversation.messages))
+            messages = tuple(map(with_thought, conversation.messages))
         except BadRow:
             return None
         if not any(message.reasoning for message in messages):
@@ -117,7 +117,7 @@ class Renderer:
     def _text(self, conversation: Conversation) -> TrainingText:
         messages = conversation.messages
         if self.chat.writes_thoughts:
-            messages = tuple(map(_with_thought, messages))
+            messages = tuple(map(with_thought, messages))
         if self.chat.mode.thoughts in (Thoughts.SWITCHED, Thoughts.ALWAYS):
             _refuse_other_tags(messages)
         thinking = any(message.reasoning for message in messages)
@@ -148,12 +148,17 @@ class WithoutThoughts(Renderer):
     def render_all(
         self, conversations: Sequence[Conversation | BadRow]
     ) -> list[TokenSequence | BadRow]:
-        return super().render_all(
-            [
-                each if isinstance(each, BadRow) else self.without_thoughts(each) or each
-                for each in conversations
-            ]
-        )
+        return super().render_all([*map(self._bare, conversations)])
+
+    def _bare(self, conversation: Conversation | BadRow) -> Conversation | BadRow:
+        if isinstance(conversation, BadRow):
+            return conversation
+        bare = self.without_thoughts(conversation)
+        if bare is None:
+            return conversation
+        if not (bare.messages[-1].content.strip() or bare.messages[-1].tool_calls):
+            return BadRow(Reason.MESSAGES, "its last turn is a thought alone, without an answer")
+        return bare
 
 
 def _refuse_other_tags(messages: Sequence[Message]) -> None:
@@ -169,7 +174,7 @@ def _refuse_other_tags(messages: Sequence[Message]) -> None:
             )
 
 
-def _with_thought(message: Message) -> Message:
+def with_thought(message: Message) -> Message:
     """Think tags in the text, taken out of it."""
     text = message.content.lstrip()
     if message.role != "assistant" or message.reasoning or not text.startswith(_THINK):

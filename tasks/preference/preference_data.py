@@ -85,7 +85,8 @@ class Preferences:
             case "lists":
                 self._compare(number, range(first, first + len(made)), row.worth)
             case _:
-                for at, worth in enumerate(row.worth):
+                said = row.goodness if compares == "goodness" else row.worth
+                for at, worth in enumerate(said):
                     self._compare(number, (first + at,), (worth,))
         if compares == "verdicts":
             verdicts = [row.is_good] if row.is_good is not None else _alone(row)

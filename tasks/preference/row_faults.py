@@ -28,7 +28,7 @@ def row_fault(row: Judged, compares: Compares) -> str:
                 "says which answer is better, and no score of each, which `regression` learns;"
                 " take the loss `bradley-terry` or `plackett-luce`"
             )
-        case "goodness" if any(not 0 <= worth <= 1 for worth in row.worth):
+        case "goodness" if any(not 0 <= worth <= 1 for worth in row.goodness):
             return (
                 "says of an answer how good it is by a number that is not from 0 to 1; take the"
                 " loss `regression` for scores, or `plackett-luce` for ranks"

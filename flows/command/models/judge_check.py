@@ -33,6 +33,7 @@ from rewards.judges.external_judge import EXTERNAL_JUDGE, ExternalJudge, Externa
 from rewards.judges.judge_prompt import JudgeQuestion
 from rewards.judges.served import JUDGE, JudgeSettings
 from tasks.domain import RewardTerm
+from tasks.message_files.render_rows import with_thought
 
 PADDING = (
     "\n\nAll of this has been considered with care. The points above are what there is to say about"
@@ -190,13 +191,12 @@ def read_pairs(
             try:
                 row = found.row(index)
                 judged = read_judged(row, named, "auto")
+                if not judged.pairs:
+                    bad.append(f"{where}: is one answer; a row has to compare two or more")
+                    continue
+                pairs.append(replace(_best_and_worst(judged, where), own=_own(row, own)))
             except BadRow as error:
                 bad.append(f"{where}: {error}")
-                continue
-            if judged.pairs:
-                pairs.append(replace(_best_and_worst(judged, where), own=_own(row, own)))
-            else:
-                bad.append(f"{where}: is one answer; a row has to compare two or more")
     if not pairs:
         raise InputError(
             f"files: {', '.join(files)}: no row compares answers; {'; '.join(bad[:SHOWN])}"
@@ -225,7 +225,8 @@ def _own(row: Mapping[str, Any], model: str) -> int:
 
 def _transcript(answer: Conversation, shared: int, where: str) -> Transcript:
     problem = Problem(where, "judge-check", answer.messages[:shared])
-    return Transcript(problem, answer.messages[shared:], Status.COMPLETED, 0)
+    said = tuple(map(with_thought, answer.messages[shared:]))
+    return Transcript(problem, said, Status.COMPLETED, 0)
 
 
 def _with_addition(transcript: Transcript, text: str) -> Transcript:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from curricula.rows.pairs import Judged, PairColumns, read_judged
 from engines.types import Message
@@ -14,6 +15,9 @@ pytestmark = pytest.mark.unit
 
 ASK, BACK = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
 GOOD, BAD = {"role": "assistant", "content": "Hello!"}, {"role": "assistant", "content": "No."}
+
+BLANK = {"role": "assistant", "content": " "}
+HH = "\n\nHuman: Hi\n\nAssistant:"
 
 
 def read(row: dict[str, Any], **columns: str) -> Judged:
@@ -41,7 +45,7 @@ def texts(found: Judged) -> list[str]:
             "chosen": "\n\nHuman: Hi\n\nAssistant: Hello!",
             "rejected": "\n\nHuman: Hi\n\nAssistant: No.",
         },
-        {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": "Hello!", "rejected": "No."},
+        {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": " Hello!", "rejected": "No. "},
         {"input": "Hi", "chosen": "Hello!", "rejected": "No."},
     ],
     ids=[
@@ -195,6 +199,70 @@ def test_what_each_answer_is_worth(row: dict[str, Any], worth: Any, has_scores: 
     assert (found.worth, found.has_scores) == (worth, has_scores)
 
 
+SCORED = [{"text": "a", "quality": 1}, {"text": "b", "quality": 9}]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "pairs", "worth"),
+    [
+        (
+            {"responses": ["a", "b"], "scores": [1, 0], "ranks": [2, 1]},
+            {"ranks": "ranks"}, ((1, 0, 0.0),), (-2, -1),
+        ),
+        (
+            {"response": "a", "helpfulness": 3.5, "label": 1},
+            {"score": "helpfulness"}, (), (3.5,),
+        ),
+        (
+            {"chosen": "x", "rejected": "y", "cands": ["a", "b"], "scores": [1, 3]},
+            {"answers": "cands", "scores": "scores"}, ((1, 0, 2.0),), (1, 3),
+        ),
+        (
+            {"label": "math", "cands": ["a", "b"], "marks": [1, 3]},
+            {"answers": "cands", "scores": "marks"}, ((1, 0, 2.0),), (1, 3),
+        ),
+        ({"label": "math", "best": "a", "rejected": "b"}, {"chosen": "best"}, ((0, 1, 0),), (1, 0)),
+        ({"answers": SCORED}, {"scores": "quality"}, ((1, 0, 8.0),), (1, 9)),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_named_counts_before_what_else_a_row_has(
+    row: dict[str, Any], columns: dict[str, str], pairs: Any, worth: Any
+):
+    found = read({"prompt": "Hi", **row}, **columns)
+    assert (found.pairs, found.worth) == (pairs, worth)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"label": "good", "score": "stars"}, "names `label` .a verdict. and `score` .a score."),
+        ({"chosen": "best", "ranks": "places"}, "names `chosen` .a pair. and `ranks` .a list."),
+        ({"scores": "marks", "ranks": "places"}, "names `scores` and `ranks`"),
+    ],
+)
+def test_columns_name_one_form_of_a_row(columns: dict[str, str], said: str):
+    with pytest.raises(ValidationError, match=said):
+        PairColumns(**columns)
+
+
+def test_the_system_message_of_an_answers_conversation_comes_first():
+    lead = {"role": "system", "content": "Be kind."}
+    for prompt in ("Hi", [ASK]):
+        found = read({"prompt": prompt, "chosen": [lead, ASK, GOOD], "rejected": [lead, ASK, BAD]})
+        assert [message.role for message in found.answers[1].messages] == [
+            *("system", "user", "assistant")
+        ]
+    with pytest.raises(BadRow, match="do not begin with the same messages"):
+        read({"prompt": "Hi", "chosen": [lead, ASK, GOOD], "rejected": [ASK, BAD]})
+
+
+def test_two_answers_are_a_good_and_a_bad_one_whatever_their_scores():
+    scored = {"prompt": "Hi", "chosen": "a", "rejected": "b", "score_chosen": 9}
+    assert read({**scored, "score_rejected": 8}).goodness == (1, 0)
+    assert read({"prompt": "Hi", "answers": ["a", "b"], "scores": [0.1, 0.4]}).goodness == (0, 1)
+    assert read({"prompt": "Hi", "completion": "a", "score": 0.7}).goodness == (0.7,)
+
+
 @pytest.mark.parametrize("score", ["good", None, True])
 def test_a_score_is_a_number(score: Any):
     with pytest.raises(BadRow, match=r"stars: .* is no number"):
@@ -226,6 +294,8 @@ def test_only_the_last_answer_has_the_verdict():
             "chosen: begins with another question than the prompt",
         ),
         ({"chosen": "Hello!", "rejected": "No."}, "a text without a prompt must begin with"),
+        ({"chosen": f"{HH}", "rejected": f"{HH} Yo"}, "chosen: its last turn says nothing"),
+        ({"prompt": "Hi", "chosen": [GOOD], "rejected": [BLANK]}, "the assistant says nothing"),
         ({"input": {}, "preferred_output": [GOOD]}, "input: has no messages"),
         ({"prompt": "Hi", "responses": ["a", "b"]}, "nothing says which answer is better"),
         ({"prompt": "Hi", "responses": ["a"], "scores": [1]}, "no list of two answers or more"),

@@ -88,7 +88,7 @@ async def test_lengths_count_for_right_answers_and_each_mode_may_have_its_own_re
     assert judgement.reward == pytest.approx(expected)
     is_right = outcome == 1.0 and status is Status.COMPLETED
     assert ("length" in judgement.breakdown) == is_right, "a wrong answer has no score of 0"
-    assert length.calls == (status is Status.COMPLETED)
+    assert length.calls == is_right, "a judge is not asked about a wrong answer, nor fails it"
     assert brief.calls == (thinking is False)
 
 

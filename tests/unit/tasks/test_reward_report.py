@@ -7,9 +7,11 @@ import math
 
 import pytest
 
+from curricula.rows.conversation import Conversation
 from curricula.rows.pairs import Judged
 from engines.algorithms.reward_losses import Compares
 from engines.batching import Comparison, TokenSequence
+from engines.types import Message
 from tasks.preference.body import learned
 from tasks.preference.row_faults import row_fault
 from tasks.reward.held_out import PairGroup, held_out_report, held_out_warnings, report_of
@@ -90,23 +92,33 @@ def test_lists_good_answers_and_scores_are_reported() -> None:
     assert not list(numbers.files())
 
 
+SAID = Conversation((Message("user", "Hi"), Message("assistant", "Yo")))
 ROWS: dict[str, Judged] = {
     "pair": Judged((), ((0, 1, 0.0),), worth=(1.0, 0.0)),
     "ranks": Judged((), ((0, 1, 0.0),), worth=(-1.0, -2.0, -2.0)),
     "scores": Judged((), ((0, 1, 3.0),), worth=(7.0, 4.0), has_scores=True),
     "verdict": Judged((), (), True, (1.0,), has_scores=True),
     "score": Judged((), (), None, (7.0,), has_scores=True),
+    "two": Judged((SAID, SAID), ((0, 1, 3.0),), worth=(7.0, 4.0), has_scores=True),
 }
 
 
 @pytest.mark.parametrize(
     ("compares", "taken", "said"),
     [
-        ("pairs", {"pair", "ranks", "scores"}, {"verdict": "`kto` and `binary`"}),
-        ("lists", {"pair", "ranks", "scores"}, {"score": "which `regression` learns"}),
-        ("verdicts", {"pair", "ranks", "scores", "verdict"}, {"score": "`label`, true or false"}),
-        ("goodness", {"pair", "verdict"}, {"ranks": "not from 0 to 1"}),
-        ("scores", {"scores", "verdict", "score"}, {"pair": "no score of each"}),
+        ("pairs", {"pair", "ranks", "scores", "two"}, {"verdict": "`kto` and `binary`"}),
+        (
+            "lists",
+            {"pair", "ranks", "scores", "two"},
+            {"score": "which `regression` learns"},
+        ),
+        (
+            "verdicts",
+            {"pair", "ranks", "scores", "two", "verdict"},
+            {"score": "`label`, true or false"},
+        ),
+        ("goodness", {"pair", "two", "verdict"}, {"ranks": "not from 0 to 1"}),
+        ("scores", {"scores", "two", "verdict", "score"}, {"pair": "no score of each"}),
     ],
 )
 def test_a_row_that_a_loss_cannot_learn_is_refused(

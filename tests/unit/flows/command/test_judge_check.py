@@ -196,6 +196,15 @@ def test_a_judge_that_prefers_its_own_models_answers_is_found(
     assert "model's" not in capsys.readouterr().out
 
 
+def test_a_judge_is_shown_no_thoughts(home: Path) -> None:
+    row = {"prompt": "Hi", "chosen": "<think>hm</think>Yo", "rejected": "<think>hm</think>No"}
+    cut = row | {"rejected": "<think>hm"}
+    (home / "thoughts.jsonl").write_text("\n".join(map(json.dumps, (row, cut))))
+    found, bad = read_pairs([str(home / "thoughts.jsonl")], 5, [])
+    assert [(pair.better.answer, pair.worse.answer) for pair in found] == [("Yo", "No")]
+    assert bad == ["thoughts.jsonl:2: <think> is not closed"]
+
+
 def test_the_numbers_are_said_in_words(
     home: Path, pairs: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

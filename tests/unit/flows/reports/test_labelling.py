@@ -45,6 +45,7 @@ def test_a_pair_is_two_different_answers_to_one_problem() -> None:
         *(answered(asked(2, domain=domain), f"{domain} {n}") for domain in "ab" for n in "12"),
         *(answered(asked(3), text) for text in ("one", "one", "two", "three")),
         *(answered(asked(4), text) for text in ("", "no stage learns nothing")),
+        *(answered(asked(6), "same", thought=thought) for thought in ("one", "two")),
         answered(asked(5, (tool,)), "green"),
         replace(answered(asked(5, (tool,)), ""), turns=seen),
     ]
@@ -54,7 +55,7 @@ def test_a_pair_is_two_different_answers_to_one_problem() -> None:
     }
     pairs_of_texts = (("a 1", "a 2"), ("b 1", "b 2"), ("one", "two"), ("green", "blue"))
     assert said == set(map(frozenset, pairs_of_texts))
-    assert left_out == 2
+    assert left_out == 3
     (with_tool,) = (each for each in found if each.problem.tools)
     read = read_judged(with_tool.row("left", "ada"), PairColumns(), "auto")
     assert read.answers[0].messages[2:] in (seen, (Message("assistant", "green"),))

@@ -76,6 +76,9 @@ def test_a_reward_model_learns_a_row_as_it_is_asked(qwen: Renderer):
     assert "hm" in qwen.chat.decode(thought.tokens)
     assert fault_beside("ab", [bare, thought]).startswith("a and b follow different prompts")
     assert fault_beside("ab", [bare, bare]).startswith("a and b are equal")
+    row = read(openai(ASK, ANSWER | {"content": "<think>hm</think>"}))
+    with pytest.raises(BadRow, match="its last turn is a thought alone, without an answer"):
+        WithoutThoughts(qwen.chat, qwen.max_tokens).render(row)
 
 
 def test_sharegpts_layout_is_read_with_a_system_column_and_calls():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from engines.megatron.hf.dist_folder import is_dist_folder
 from infra.errors import InputError
 from infra.home import require_room, room_in
 from infra.hub import is_hub_name, snapshot
 from tasks.model_folder.folder_report import report_model, template_text
-from tasks.model_folder.model_files import ModelFiles
+from tasks.model_folder.model_files import ModelFiles, is_dist_folder
 from tasks.model_folder.read_tensors import StoredTensor, stored_tensors, weight_files
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model", "README.md", "LICENSE")

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import parse_config
 from engines.families.common.registry import model_shape
-from engines.megatron.hf.dist_folder import is_dist_folder
 from engines.types import Message, Problem, Tool, ToolCall
 from infra.data_files.heads import read_text
 from infra.errors import InputError
-from tasks.model_folder.model_files import ModelFiles
+from tasks.model_folder.model_files import ModelFiles, is_dist_folder
 from tasks.model_folder.read_tensors import (
     StoredTensor,
     stored_tensors,

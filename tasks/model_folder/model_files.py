@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -167,6 +167,11 @@ def _after_a_move(place: str) -> str:
         return place
     now = home() / part[0].lstrip("/")
     return str(now) if now.is_dir() else place
+
+
+def is_dist_folder(names: Collection[str]) -> bool:
+    """Return whether a folder with these files is one of Megatron's `dist_checkpointing`."""
+    return {"metadata.json", ".metadata"} <= {*names}
 
 
 def local_folder(folder: str) -> Path | None:

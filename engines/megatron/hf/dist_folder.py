@@ -1,4 +1,4 @@
-"""Megatron's `dist_checkpointing` folders: recognised, and read without a layout.
+"""Megatron's `dist_checkpointing` folders, read without a layout.
 
 Weights are stored by their global shape, so that they are read whole, one at a time, whatever ranks
 wrote them. Layers are stored one by one, or all of one kind as one tensor with a first axis for
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-INDEX_FILES = ("metadata.json", ".metadata")
-"""what every such folder has"""
 _FUSED = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
@@ -43,15 +41,6 @@ _SHOWN = 3
 INDEX = ".metadata"
 _LARGEST = 1 << 30
 """bytes: the index of a model with a million stored pieces has less"""
-
-
-def is_dist_folder(names: Collection[str]) -> bool:
-    """Return whether a folder with these files is one."""
-    return all(name in names for name in INDEX_FILES)
-
-
-def is_local_dist_folder(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in INDEX_FILES)
 
 
 class DistWeights:

@@ -17,7 +17,6 @@ from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
 from engines.families.common.dense import is_fp8
 from engines.families.common.model_config import read_config
-from engines.megatron.hf.dist_folder import is_local_dist_folder
 from engines.sglang.spec import server_address
 from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.card import (
@@ -36,6 +35,7 @@ from infra.errors import CorruptArtifact, InputError
 from infra.home import home, new_folder, require_free
 from infra.hub import hub_name, is_hub_name, upload_model
 from infra.store.store import Store
+from tasks.model_folder.model_files import is_dist_folder
 
 if TYPE_CHECKING:
     from engines.align.compared_programs import Alignment, Difference
@@ -169,7 +169,7 @@ def convert(source: str, folder: str, like: str, root: str, console: CommandCons
     target = Path(folder).expanduser()
     require_free(target)
     given = Path(source).expanduser()
-    is_dist = is_local_dist_folder(given)
+    is_dist = given.is_dir() and is_dist_folder([file.name for file in given.iterdir()])
     told = _config_folder(given, like, root) if is_dist else find_model(source, root)
     if like and not is_dist:
         raise InputError("--like is for a dist_checkpointing folder; an HF folder has all it needs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -281,6 +283,12 @@ for command in commands:
     except SystemExit as end:
         assert not end.code, (command, end.code)
 """
+CHECK = """
+try:
+    main(["check", "cpu-demo"])
+except SystemExit as end:
+    assert not end.code, end.code
+"""
 LOAD = f"""
 from flows.load import load_recipe
 for path in {[str(path) for path in RECIPES]}:
@@ -292,8 +300,10 @@ LIGHT = {
     "load recipes": LOAD,
     "drive ranks": "import engines.megatron.ranks.trainer_group",
     "drive servers": "import engines.sglang.fleet",
+    "check a recipe": CHECK,
 }
 """what a fresh process does, one after the other"""
+NEEDED = {"check a recipe": ["tokenizers"]}
 
 
 @cache
@@ -306,16 +316,19 @@ def heavy_packages() -> dict[str, list[str]]:
         "    found[name] = sorted(heavy & ({*sys.modules} - before))\n"
         "print('\\n' + json.dumps(found))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=240, cwd="/"
-    )
+    with TemporaryDirectory() as home:
+        run = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, timeout=240, cwd="/",
+            env={**os.environ, "TRIBUTARY_HOME": home},
+        )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("what", LIGHT)
-def test_help_recipes_and_drivers_of_engines_import_no_engine_and_no_service(what: str) -> None:
-    assert heavy_packages()[what] == []
+def test_help_checks_and_drivers_of_engines_import_no_engine_and_no_service(what: str) -> None:
+    """A command that waits for a run holds what it imported until the run ends."""
+    assert heavy_packages()[what] == NEEDED.get(what, [])
 
 
 def test_no_tracked_text_names_a_private_folder_or_package_index() -> None:

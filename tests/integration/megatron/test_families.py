@@ -322,16 +322,35 @@ def slots(running_pair: SglangPair) -> ServerSlots:
 
 
 # The others are dense, as that of the servers that other tests share.
-UNLIKE = ("glm4", "gemma3_text", "glm4_moe", "deepseek_v3")
+UNLIKE = ("glm4", "gemma3_text", "glm4_moe", "deepseek_v3", "phi3-longrope")
+LONG_ROPE: dict[str, Any] = {
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 128,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0,
+        "short_factor": [1 + 0.2 * n for n in range(12)], "long_factor": [9.0] * 12,
+    },
+}  # fmt: skip
+BEYOND = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALINGS = {"linear": {"factor": 4.0}, "yarn": BEYOND, "llama3": BEYOND | BANDS}
+SCALED = {"phi3-longrope": LONG_ROPE} | {
+    f"{family}-{kind}": {"rope_parameters": {"rope_type": kind, **more}}
+    for family in FAMILIES
+    if family not in ("phi3", "gemma3_text", "deepseek_v3")
+    for kind, more in SCALINGS.items()
+}
+"""by family and type of rotary angles, what its config needs"""
 
 
-@pytest.mark.parametrize("family", FAMILIES if EACH_LAYOUT else UNLIKE)
+@pytest.mark.parametrize("name", [*FAMILIES, *SCALED] if EACH_LAYOUT else UNLIKE)
 def test_logprobs_of_sglang_are_those_of_transformers(
-    family: str, slots: ServerSlots, tmp_path: Path
+    name: str, slots: ServerSlots, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    folder = tiny_model(tmp_path / family, family)
+    folder = tiny_model(tmp_path / name, name.partition("-")[0], **SCALED.get(name, {}))
+    model_shape(read_config(folder))
     reference: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     router = slots.prepare({"server-0": Place(tp=1)}, FleetSpec(), folder, 0)
     prompts = [[(11 * i + j) % 256 for j in range(3 + 5 * i)] for i in range(6)]

@@ -120,7 +120,10 @@ class Guard:
     ) -> None:
         code, _, rest = scope["path"].removeprefix(PATH).partition("/")
         if not (is_known or take_code(code)):
-            told = "this link was used, or is too old: `tributary status` prints a new one\n"
+            told = (
+                "this link was used, or is too old: `tributary status` prints a new one; for a page"
+                " that a command of yours serves (`--serve`, `label`), give the command again\n"
+            )
             return await _answer(send, HTTPStatus.UNAUTHORIZED, told)
         # A browser keeps the part behind `#` by itself. Never `//`: that names another host.
         page = "/" + quote(rest.lstrip("/"), safe="/")

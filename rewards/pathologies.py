@@ -16,8 +16,10 @@ import regex
 
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
+from infra.prose.sentence_ends import sentences_of
+from infra.prose.split_text import has_text
 from rewards.built_in_rewards import PATHOLOGIES, Pathology
-from rewards.text import TAGS, UNIT, assistant_turns, has_text, is_cut_in_thought, sentences_of
+from rewards.text import TAGS, UNIT, assistant_turns, is_cut_in_thought
 
 
 @dataclass(frozen=True, slots=True)

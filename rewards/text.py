@@ -1,5 +1,5 @@
-"""How verifiers read a reply (words, sentences, list items, boxed answers), and rewards for its
-shape: its length, its repetitions, its format."""
+"""How verifiers read a reply (its turns, boxed answers), and rewards for its shape: its length, its
+repetitions, its format."""
 
 from __future__ import annotations
 
@@ -10,64 +10,11 @@ import regex
 
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
+from infra.prose.plain_text import SPACELESS
+from infra.prose.split_text import has_text
 
-_LETTERS = r"(?:\p{L}\p{M}*)+"
-_WORD = regex.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
-_SENTENCE_END = regex.compile(
-    r"""(?<![.!?])(?=[.!?])
-    (?<!\b(?:Dr|Mr|Mrs|Ms|Prof|St|vs|e\.g|i\.e))(?<!^[ \t]*\d+)(?!\.{3,}\s+\p{Ll})
-    ([.!?]+)(?:[*_"”’')\]]+(?=\s+[^\p{Ll}\s]|\s*\Z)|(?=\s|\Z))
-    |([。！？।؟։]+)""",
-    regex.VERBOSE | regex.MULTILINE,
-)
-"""not after a short form or an item's number, nor where a small letter goes on after three dots"""
-_EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
-_ITEM_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.):])\s*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
 _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")
-
-
-def has_text(text: str) -> bool:
-    """Return whether there is a letter or a digit."""
-    return any(character.isalnum() for character in text)
-
-
-def words_of(text: str) -> list[str]:
-    """Runs of letters with their marks, e.g. `1:Cat don’t!` -> `["Cat", "don't"]`."""
-    return list(map(str, _WORD.findall(text.replace("’", "'"))))
-
-
-def sentences_of(text: str) -> list[str]:
-    """Stretches that end in `.`, `!`, `?` or such a mark of another script; a rest without an end
-    counts as one. Without letters and digits it is none."""
-    return [sentence for sentence, _ in ended_sentences_of(text)]
-
-
-def ended_sentences_of(text: str) -> list[tuple[str, str]]:
-    """Return each sentence without its end, and its end, e.g. `Is it? So` -> `[("Is it", "?"),
-    ("So", "")]`."""
-    found, begin = list[tuple[str, str]](), 0
-    for end in _SENTENCE_END.finditer(text):
-        found.append((text[begin : end.start()].strip(), end[1] or end[2]))
-        begin = end.end()
-    found.append((text[begin:].strip(), ""))
-    return [(sentence, mark) for sentence, mark in found if has_text(sentence)]
-
-
-def lines_of(text: str) -> list[str]:
-    """Lines with a letter or a digit."""
-    return [line for line in text.splitlines() if has_text(line)]
-
-
-def paragraphs_of(text: str) -> list[str]:
-    """Blocks with an empty line between them, and a letter or a digit in each."""
-    blocks = _EMPTY_LINE.split(text.replace("\r\n", "\n"))
-    return [block.strip() for block in blocks if has_text(block)]
-
-
-def without_mark(line: str) -> str:
-    """A list item's own text: `- cat` and `2. cat` -> `cat`."""
-    return _ITEM_MARK.sub("", line).strip()
 
 
 def boxed(text: str) -> list[str]:
@@ -154,14 +101,14 @@ class Length:
         return Verdict(-min(1.0, excess / self._margin), {"excess": float(excess)})
 
 
-_SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
-UNIT = rf"{_SPACELESS}|[\w--{_SPACELESS}]+"
+UNIT = rf"{SPACELESS}|[\w--{SPACELESS}]+"
 """a word, or a letter of a script that writes no spaces; for `regex.V1`"""
 _UNITS = regex.compile(rf"{UNIT}|[^\w\s]", regex.V1)
 
 
 class Repetition:
-    """From -1 to 0: minus the share of n-grams that occurred before in the turn; worst turn.
+    """From -1 to 0: minus the share of n-grams that occurred before in the text; the worst of all
+    thoughts and answers.
 
     Units are words, single symbols, and letters of scripts without spaces. `ngram` should exceed
     what an answer may rightly repeat.
@@ -173,7 +120,8 @@ class Repetition:
         self._ngram = ngram
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        texts = [f"{t.reasoning or ''} {t.content}" for t in assistant_turns(transcript)]
+        turns = assistant_turns(transcript)
+        texts = [text for turn in turns for text in (turn.reasoning or "", turn.content)]
         share = max(map(self._repeated, texts), default=0.0)
         return Verdict(-share, reason=f"repeats {share:.0%} of its n-grams" if share else "")
 

@@ -10,15 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import regex
-
 from curricula.instructions.written_answers import Rule, counted
 from engines.types import Json
+from infra.prose.plain_text import plain
+from infra.prose.sentence_ends import ended_sentences_of
+from infra.prose.split_text import (
+    lines_of,
+    paragraphs_of,
+    spelled_words_of,
+    without_mark,
+    words_of,
+)
 
-_LETTERS = r"(?:\p{L}\p{M}*)+"
-_WORD = regex.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
-_SENTENCE_END = regex.compile(r"(?!\.{3}\s+\p{Ll})(?<![.!?])[.!?]+(?=[\"”)]?(?:\s|$))|[。！？।؟։]+")
-_UNCLEAR = re.compile(r"\d|\w-\w")
+_UNCLEAR = re.compile(r"\d[^\w\s]|\w-\w")
 """what some count as a word and some do not"""
 _ITEM = re.compile(r"^[^\S\n]*(?:\d+[.)]|[-*+]) ", re.MULTILINE)
 _ABSENT = ("zebra", "volcano", "sugar", "castle", "pirate", "thunder")
@@ -32,36 +36,39 @@ class _Text:
     whole: str
     words: Sequence[str]
     lower: Sequence[str]
+    spelled: Sequence[str]
+    """words that are no numbers"""
     sentences: Sequence[str]
+    ends: Sequence[str]
+    """marks with which they end"""
     lines: Sequence[str]
     paragraphs: Sequence[str]
 
     @classmethod
     def of(cls, text: str) -> _Text:
-        words = _WORD.findall(text)
+        text = plain(text)
+        words, ended = words_of(text), ended_sentences_of(text)
         return cls(
             text,
             words,
             [word.lower() for word in words],
-            [part.strip() for part in _SENTENCE_END.split(text) if _has_text(part)],
-            [line for line in text.splitlines() if _has_text(line)],
-            [part.strip() for part in text.split("\n\n") if _has_text(part)],
+            spelled_words_of(text),
+            [sentence for sentence, _ in ended],
+            [end for _, end in ended],
+            lines_of(text),
+            paragraphs_of(text),
         )
 
 
 def read_off(text: str, rng: random.Random, *, is_prose: bool) -> list[Rule]:
     """Every instruction that is found; of sentences and paragraphs only where there are some."""
     taken = _Text.of(text)
-    if not taken.words:  # a number alone: what else it obeys says nothing
+    if not taken.spelled:  # a number alone: what else it obeys says nothing
         return []
     found: list[Rule] = []
     for reader in (*_OF_ANY, *(_OF_PROSE if is_prose else ())):
         found += reader(taken, rng)
     return found
-
-
-def _has_text(text: str) -> bool:
-    return any(character.isalnum() for character in text)
 
 
 def _count(
@@ -77,8 +84,9 @@ def _count(
 
 
 def _of_words(text: _Text, rng: random.Random) -> Iterator[Rule]:
-    longest = max(map(len, text.words), default=0)
-    known = sorted({word for word in text.lower if len(word) > 3 and "'" not in word})
+    spelled = [word.lower() for word in text.spelled]
+    longest = max(map(len, spelled), default=0)
+    known = sorted({word for word in spelled if len(word) > 3 and "'" not in word})
     absent = rng.choice([word for word in _ABSENT if word not in text.lower])
     yield f"Do not use the word {absent}.", {"kind": "forbidden", "words": [absent]}
     if len(known) > 2:
@@ -96,12 +104,13 @@ def _of_words(text: _Text, rng: random.Random) -> Iterator[Rule]:
         )
         either: list[Json] = [some[0], absent]
         yield f"Use one of the words {some[0]}, {absent}.", {"kind": "any_word", "words": either}
-        first, second = rng.choice([*pairwise(text.lower)])
-        yield (
-            f"Have the word {second} directly follow {first}.",
-            {"kind": "word_pair", "first": first, "second": second},
-        )
-        alike = Counter(word[0] for word in text.lower).most_common(1)[0]
+        if pairs := [pair for pair in pairwise(text.lower) if {*pair} <= {*spelled}]:
+            first, second = rng.choice(pairs)
+            yield (
+                f"Have the word {second} directly follow {first}.",
+                {"kind": "word_pair", "first": first, "second": second},
+            )
+        alike = Counter(word[0] for word in spelled).most_common(1)[0]
         yield (
             f"Begin at least {counted(alike[1], 'words')} with the letter {alike[0]}.",
             {"kind": "alliteration", "letter": alike[0], "at_least": alike[1]},
@@ -146,7 +155,7 @@ def _of_length(text: _Text, rng: random.Random) -> Iterator[Rule]:
         f"Let no line have more than {widest} characters.",
         {"kind": "characters_in_each_line", "at_most": widest},
     )
-    in_lines = [len(_WORD.findall(line)) for line in text.lines]
+    in_lines = [len(words_of(line)) for line in text.lines]
     yield (
         f"Put at most {counted(max(in_lines), 'words')} in a line.",
         {"kind": "words_in_each_line", "at_most": max(in_lines)},
@@ -158,7 +167,7 @@ def _of_length(text: _Text, rng: random.Random) -> Iterator[Rule]:
 
 
 def _of_sentences(text: _Text, rng: random.Random) -> Iterator[Rule]:
-    sizes = [len(_WORD.findall(sentence)) for sentence in text.sentences]
+    sizes = [len(words_of(sentence)) for sentence in text.sentences]
     yield _count(rng, "sentence_count", len(sizes), "sentences", "Write")
     yield _count(rng, "paragraph_count", len(text.paragraphs), "paragraphs", "Write")
     yield (
@@ -170,7 +179,7 @@ def _of_sentences(text: _Text, rng: random.Random) -> Iterator[Rule]:
         f"Let no paragraph have more than {counted(max(parts), 'sentences')}.",
         {"kind": "sentences_in_each_paragraph", "at_most": max(parts)},
     )
-    blocks = [len(_WORD.findall(part)) for part in text.paragraphs]
+    blocks = [len(words_of(part)) for part in text.paragraphs]
     yield (
         f"Write at least {counted(min(blocks), 'words')} in each paragraph.",
         {"kind": "words_in_each_paragraph", "at_least": min(blocks)},
@@ -188,14 +197,14 @@ def _of_sentences(text: _Text, rng: random.Random) -> Iterator[Rule]:
     if len(sizes) > 1 and len(set(sizes)) == 1:
         yield "Give all of your sentences the same number of words.", {"kind": "equal_sentences"}
     number = rng.randint(1, len(text.sentences))
-    words = [word for word in _WORD.findall(text.sentences[number - 1]) if len(word) > 3]
+    words = [word for word in spelled_words_of(text.sentences[number - 1]) if len(word) > 3]
     if words:
         word = rng.choice(words).lower()
         yield (
             f"Use the word {word} in sentence {number}.",
             {"kind": "keyword_in_sentence", "word": word, "number": number},
         )
-    last = [word for word in _WORD.findall(text.paragraphs[-1]) if len(word) > 3]
+    last = [word for word in spelled_words_of(text.paragraphs[-1]) if len(word) > 3]
     if last:
         yield (
             f"Use the word {last[0].lower()} in the last paragraph.",
@@ -205,14 +214,14 @@ def _of_sentences(text: _Text, rng: random.Random) -> Iterator[Rule]:
         ("keyword_in_each_sentence", text.sentences, "sentence"),
         ("keyword_in_each_paragraph", text.paragraphs, "paragraph"),
     ):
-        shared = set.intersection(*({w.lower() for w in _WORD.findall(p)} for p in parts_of))
+        shared = set.intersection(*({w.lower() for w in words_of(p)} for p in parts_of))
         if len(parts_of) > 1 and shared:
             word = min(shared)
             yield f"Use the word {word} in every {noun}.", {"kind": kind, "word": word}
 
 
 def _of_places(text: _Text, rng: random.Random) -> Iterator[Rule]:
-    first, last = text.lower[0], text.lower[-1]
+    first, last = words_of(without_mark(text.whole))[0].lower(), text.lower[-1]
     yield f"Begin with the word {first}.", {"kind": "first_word", "word": first}
     yield f"End with the word {last}.", {"kind": "last_word", "word": last}
     begin = text.whole.split()[0]
@@ -237,14 +246,14 @@ def _of_places_in_prose(text: _Text, rng: random.Random) -> Iterator[Rule]:
         ("paragraph_starts", text.paragraphs, "paragraph"),
     ):
         number = rng.randint(1, len(parts))
-        words = _WORD.findall(parts[number - 1])
+        words = words_of(without_mark(parts[number - 1]))
         if words:
             word = words[0].lower()
             yield (
                 f"Begin {noun} {number} with the word {word}.",
                 {"kind": kind, "number": number, "word": word},
             )
-    firsts = [(_WORD.findall(s) or [""])[0].lower() for s in text.sentences]
+    firsts = [(words_of(s) or [""])[0].lower() for s in text.sentences]
     if len(firsts) > 1 and len(set(firsts)) == len(firsts):
         yield "Begin no two sentences with the same word.", {"kind": "sentences_start_differently"}
     if len(firsts) > 1 and len(set(firsts)) == 1 and firsts[0]:
@@ -270,11 +279,11 @@ def _of_marks(text: _Text, rng: random.Random) -> Iterator[Rule]:
     capitals = sum(character.isupper() for character in whole)
     if capitals:
         yield _count(rng, "capital_letters", capitals, "capital letters")
-    if loud := sum(word.isupper() for word in text.words):
+    if loud := sum(word.isupper() for word in text.spelled):
         yield _count(rng, "capital_words", loud, "words all in capitals")
-    if all(word.islower() for word in text.words):
+    if all(word.islower() for word in text.spelled):
         yield "Use small letters only.", {"kind": "case", "case": "lower"}
-    if all(word.isupper() for word in text.words):
+    if all(word.isupper() for word in text.spelled):
         yield "Write everything in capitals.", {"kind": "case", "case": "upper"}
     if "(" in whole and "\n(" not in whole and whole.count("(") == whole.count(")") == 1:
         yield "Put something in round brackets.", {"kind": "parentheses", "at_least": 1}
@@ -293,21 +302,21 @@ def _of_marks(text: _Text, rng: random.Random) -> Iterator[Rule]:
 
 
 def _of_marks_in_prose(text: _Text, rng: random.Random) -> Iterator[Rule]:
-    ends = _SENTENCE_END.findall(text.whole)
+    ends = text.ends
     if len(set(ends)) == 1 and text.whole.endswith(ends[0]) and ends[0] in (".", "!", "?"):
         yield (
             f"End every sentence with `{ends[0]}`.",
             {"kind": "each_sentence_ends_with", "mark": ends[0]},
         )
-    if len(ends) > 1 and all(a != b for a, b in pairwise(ends)):
+    if len(ends) > 1 and all(a[-1:] != b[-1:] for a, b in pairwise(ends)):
         yield "End no two sentences in a row with the same mark.", {"kind": "ends_alternate"}
     for kind, mark, noun in (
         ("questions", "?", "questions"),
         ("exclamations", "!", "exclamations"),
     ):
-        if number := sum(end == mark for end in ends):
+        if number := sum(mark in end for end in ends):
             yield _count(rng, kind, number, noun, "Write")
-    if all((_WORD.findall(s) or ["a"])[0][0].isupper() for s in text.sentences):
+    if all((spelled_words_of(s) or ["a"])[0][0].isupper() for s in text.sentences):
         yield "Begin every sentence with a capital letter.", {"kind": "sentence_case"}
 
 

@@ -10,8 +10,9 @@ from fractions import Fraction
 from itertools import pairwise
 from math import prod
 
+from infra.prose.sentence_ends import sentences_of
+from infra.prose.split_text import without_mark, words_of
 from rewards.constraints.bounds import NONE, bounded
-from rewards.text import sentences_of, without_mark, words_of
 
 _NUMBER = re.compile(r"(?<![\w.,-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,]\d)")
 _ISO_DATE = re.compile(r"(?<!\d)(\d{4})-(\d\d)-(\d\d)(?!\d)")
@@ -57,7 +58,7 @@ def chosen_letter(reply: str, *, letters: str, before: str = "Answer: ") -> bool
 
 def yes_or_no(reply: str) -> bool:
     """The first word is yes or no, and the other one does not occur."""
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in words_of(without_mark(reply))]
     first = found[0] if found else ""
     return first in ("yes", "no") and ({"yes": "no", "no": "yes"}[first] not in found)
 

@@ -7,8 +7,9 @@ from itertools import pairwise
 from statistics import fmean
 from unicodedata import category
 
+from infra.prose.sentence_ends import sentences_of
+from infra.prose.split_text import lines_of, paragraphs_of, spelled_words_of, words_of
 from rewards.constraints.bounds import bounded, bounded_in_each
-from rewards.text import lines_of, paragraphs_of, sentences_of, words_of
 
 
 @bounded
@@ -50,7 +51,7 @@ def letters(reply: str) -> int:
 @bounded
 def average_word_length(reply: str) -> float:
     """How many letters a word has on average."""
-    found = words_of(reply)
+    found = spelled_words_of(reply)
     return fmean(len(word) for word in found) if found else 0.0
 
 

@@ -13,8 +13,9 @@ from unicodedata import normalize
 import regex
 
 from infra.errors import InputError
+from infra.prose.sentence_ends import sentences_of
+from infra.prose.split_text import paragraphs_of
 from rewards.constraints.bounds import bounded
-from rewards.text import paragraphs_of, sentences_of
 
 _ENOUGH = 0.9
 """of the letters: names and words of other languages stand in every text"""
@@ -89,6 +90,9 @@ def _letters_of(script: str) -> Any:
 
 
 def _each_in_its_own(parts: list[str], scripts: list[str]) -> bool:
+    """Raises InputError for an unknown script."""
+    for name in scripts:
+        _letters_of(name)
     paired = zip(parts, scripts, strict=False)
     return len(parts) == len(scripts) > 0 and all(
         script(part, script=name) for part, name in paired

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
+from infra.prose.split_text import has_text, lines_of, paragraphs_of, without_mark, words_of
 from rewards.constraints.bounds import NONE, bounded
-from rewards.text import has_text, lines_of, paragraphs_of, without_mark, words_of
 
 _BULLET = re.compile(r"^\s*[-*]\s+\S")
 _NUMBERED = re.compile(r"^\s*(\d{1,9})[.)]\s+\S")

@@ -10,8 +10,9 @@ from unicodedata import category
 
 import regex
 
+from infra.prose.sentence_ends import ended_sentences_of, sentences_of
+from infra.prose.split_text import has_text, lines_of, spelled_words_of, words_of
 from rewards.constraints.bounds import bounded
-from rewards.text import ended_sentences_of, has_text, lines_of, sentences_of, words_of
 
 _EMOJI = regex.compile(r"\p{Emoji_Presentation}|\p{Emoji}\uFE0F")
 _ONLY_EMOJIS = regex.compile(r"(?:[\p{Emoji_Presentation}\p{M}\u200D\s]|\p{Emoji}\uFE0F)+")
@@ -26,7 +27,8 @@ _CONTRACTION = re.compile(
 )
 """a possessive, as in `Ann's`, is none"""
 _HYPHENATED = re.compile(r"(?<![\w-])[^\W_]+(?:[-\u2011][^\W\d_]+)+(?![\w-])")
-_ENDS = ".!?"
+_ENDS = ".!?…。।؟"
+_FULL_STOP = re.compile("[。।۔]")
 _STYLES = {
     "snake": re.compile(r"[a-z]+(?:_[a-z0-9]+)+"),
     "kebab": re.compile(r"[a-z]+(?:-[a-z0-9]+)+"),
@@ -40,24 +42,25 @@ def case(reply: str, *, case: Literal["lower", "upper", "title"]) -> bool:
     """Every word in lower case, upper case, or with only its first letter upper."""
     tests: Mapping[str, Callable[[str], bool]]
     tests = {"lower": str.islower, "upper": str.isupper, "title": _is_title}
-    found = words_of(reply)
+    found = spelled_words_of(reply)
     return bool(found) and all(tests[case](word) for word in found)
 
 
 def _is_title(word: str) -> bool:
-    """Unlike `str.istitle`, also of `Don't`, which is one word."""
-    return word[0].istitle() and not any(letter.isupper() for letter in word[1:])
+    """Unlike `str.istitle`, also of `Don't`, which is one word, and of `1st`."""
+    begins = word[0].istitle() or word[0].isdigit()
+    return begins and not any(letter.isupper() for letter in word[1:])
 
 
 def sentence_case(reply: str) -> bool:
     """Every sentence begins with a capital letter."""
-    firsts = [words_of(sentence)[:1] for sentence in sentences_of(reply)]
+    firsts = [spelled_words_of(sentence)[:1] for sentence in sentences_of(reply)]
     return bool(firsts) and all(first and first[0][0].isupper() for first in firsts)
 
 
 def alternating_case(reply: str) -> bool:
     """Words in capitals and words in small letters take turns."""
-    found = words_of(reply)
+    found = spelled_words_of(reply)
     turns = [(word.isupper(), word.islower()) for word in found]
     first = turns[0] if turns else (False, False)
     other = (first[1], first[0])
@@ -79,7 +82,7 @@ def naming_style(
 @bounded
 def capital_words(reply: str) -> int:
     """How many words are all in capitals; of one letter, too."""
-    return sum(word.isupper() for word in words_of(reply))
+    return sum(word.isupper() for word in spelled_words_of(reply))
 
 
 @bounded
@@ -91,7 +94,7 @@ def capital_letters(reply: str) -> int:
 @bounded
 def capitalized_words(reply: str) -> int:
     """How many words begin with a capital letter."""
-    return sum(word[0].isupper() for word in words_of(reply))
+    return sum(word[0].isupper() for word in spelled_words_of(reply))
 
 
 @bounded
@@ -112,7 +115,7 @@ def no_punctuation(reply: str) -> bool:
 
 def each_sentence_ends_with(reply: str, *, mark: Literal[".", "!", "?"]) -> bool:
     """Every sentence ends with the mark, once."""
-    found = [end for _, end in ended_sentences_of(reply)]
+    found = [_FULL_STOP.sub(".", end) for _, end in ended_sentences_of(reply)]
     return bool(found) and set(found) == {mark}
 
 
@@ -125,13 +128,13 @@ def ends_alternate(reply: str) -> bool:
 @bounded
 def questions(reply: str) -> int:
     """How many sentences are questions."""
-    return sum("?" in end or "？" in end or "؟" in end for _, end in ended_sentences_of(reply))
+    return sum("?" in end or "؟" in end for _, end in ended_sentences_of(reply))
 
 
 @bounded
 def exclamations(reply: str) -> int:
     """How many sentences are exclamations."""
-    return sum("!" in end or "！" in end for _, end in ended_sentences_of(reply))
+    return sum("!" in end for _, end in ended_sentences_of(reply))
 
 
 def in_quotation_marks(reply: str) -> bool:

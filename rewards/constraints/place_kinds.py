@@ -8,8 +8,16 @@ from itertools import pairwise
 from unicodedata import category
 
 from infra.errors import InputError
-from rewards.constraints.word_kinds import as_words
-from rewards.text import lines_of, paragraphs_of, sentences_of, words_of
+from infra.prose.sentence_ends import sentences_of
+from infra.prose.split_text import (
+    lines_of,
+    paragraphs_of,
+    spelled_words_of,
+    without_mark,
+    words_of,
+)
+from infra.prose.whole_words import begins_with_word, ends_with_word
+from rewards.constraints.word_kinds import sought
 
 
 def starts_with(reply: str, *, text: str) -> bool:
@@ -30,17 +38,17 @@ def ends_with_phrase(reply: str, *, text: str) -> bool:
 
 def first_word(reply: str, *, word: str) -> bool:
     """The first word is this one."""
-    return [_word_at(words_of(reply), 0)] == as_words([word])
+    return begins_with_word(reply, *sought([word]))
 
 
 def last_word(reply: str, *, word: str) -> bool:
     """The last word is this one."""
-    return [_word_at(words_of(reply), -1)] == as_words([word])
+    return ends_with_word(reply, *sought([word]))
 
 
 def first_and_last_word_equal(reply: str) -> bool:
     """The first of several words is the last one, too."""
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in words_of(without_mark(reply))]
     return len(found) > 1 and found[0] == found[-1]
 
 
@@ -130,12 +138,12 @@ def acrostic_of_sentences(reply: str, *, word: str) -> bool:
 
 def acrostic_of_words(reply: str, *, word: str) -> bool:
     """The first letters of the words spell the word."""
-    return _spells(words_of(reply), word)
+    return _spells(spelled_words_of(reply), word)
 
 
 def ends_with_question(reply: str) -> bool:
     """The reply ends with a question."""
-    return re.search(r"\?[\s\"”’'*_)]*\Z", reply) is not None
+    return re.search(r"[?؟][\s\"”’'*_)」』）]*\Z", reply) is not None
 
 
 def ends_without_mark(reply: str) -> bool:
@@ -156,17 +164,17 @@ def _word_at(words: Sequence[str], index: int) -> str:
 def _first_of(parts: Sequence[str], number: int, word: str) -> bool:
     if number < 1:
         raise InputError(f"number: {number} is none; the first is 1")
-    wanted = as_words([word])
-    return number <= len(parts) and [_word_at(words_of(parts[number - 1]), 0)] == wanted
+    (wanted,) = sought([word])
+    return number <= len(parts) and begins_with_word(parts[number - 1], wanted)
 
 
 def _all_begin(parts: Sequence[str], word: str) -> bool:
-    wanted = as_words([word])
-    return bool(parts) and all([_word_at(words_of(part), 0)] == wanted for part in parts)
+    (wanted,) = sought([word])
+    return bool(parts) and all(begins_with_word(part, wanted) for part in parts)
 
 
 def _spells(parts: Sequence[str], word: str) -> bool:
-    firsts = [_word_at(words_of(part), 0)[:1] for part in parts]
+    firsts = [_word_at(spelled_words_of(part), 0)[:1] for part in parts]
     return bool(word) and "".join(firsts) == word.lower() and len(firsts) == len(word)
 
 

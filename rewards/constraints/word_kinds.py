@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from infra.errors import InputError
+from infra.prose.sentence_ends import sentences_of
+from infra.prose.split_text import has_text, paragraphs_of, spelled_words_of, words_of
+from infra.prose.whole_words import (
+    count_word,
+    has_word,
+    have_neighbours,
+    have_order,
+    is_made_of,
+)
 from rewards.constraints.bounds import bounded, within
-from rewards.text import paragraphs_of, sentences_of, words_of
 
 
 def keyword(
@@ -17,43 +25,39 @@ def keyword(
     """The reply contains the word, as often as required; without a number at least once."""
     if at_least is None and at_most is None:
         at_least = 1
-    (wanted,) = as_words([word])
-    count = [found.lower() for found in words_of(reply)].count(wanted)
-    return within(count, at_least=at_least, at_most=at_most)
+    (wanted,) = sought([word])
+    return within(count_word(reply, wanted), at_least=at_least, at_most=at_most)
 
 
 def forbidden(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains none of the words."""
-    found = {word.lower() for word in words_of(reply)}
-    return bool(found) and found.isdisjoint(as_words(words))
+    return not any_word(reply, words=words) and bool(words_of(reply))
 
 
 def allowed_words(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains no other words."""
-    found = {word.lower() for word in words_of(reply)}
-    return bool(found) and found <= set(as_words(words))
+    known, found = _single(words), words_of(reply)
+    return bool(found) and all(is_made_of(word, known) for word in found)
 
 
 def all_words(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains every one of the words."""
-    return set(as_words(words)) <= {word.lower() for word in words_of(reply)}
+    return all(has_word(reply, word) for word in sought(words))
 
 
 def any_word(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains at least one of the words."""
-    return not {word.lower() for word in words_of(reply)}.isdisjoint(as_words(words))
+    return any(has_word(reply, word) for word in sought(words))
 
 
 def words_in_order(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains the words in this order, others between them or not."""
-    left = iter(word.lower() for word in words_of(reply))
-    return all(word in left for word in as_words(words))
+    return have_order(reply, sought(words))
 
 
 def word_pair(reply: str, *, first: str, second: str) -> bool:
     """One word directly follows the other."""
-    wanted = as_words([first, second])
-    return any([*pair] == wanted for pair in pairwise(word.lower() for word in words_of(reply)))
+    return have_neighbours(reply, *sought([first, second]))
 
 
 def phrase(reply: str, *, text: str) -> bool:
@@ -101,7 +105,7 @@ def no_letter(reply: str, *, letter: str) -> bool:
 @bounded
 def alliteration(reply: str, *, letter: str) -> int:
     """How many words begin with the letter."""
-    return sum(word.lower().startswith(letter.lower()) for word in words_of(reply))
+    return sum(word.lower().startswith(letter.lower()) for word in spelled_words_of(reply))
 
 
 def each_starts_with(reply: str, *, text: str) -> bool:
@@ -155,45 +159,55 @@ def no_word_twice_in_a_row(reply: str) -> bool:
 
 def alphabetical(reply: str) -> bool:
     """The words are in alphabetical order."""
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in spelled_words_of(reply)]
     return len(found) > 1 and found == sorted(found)
 
 
 def reverse_alphabetical(reply: str) -> bool:
     """The words are in the order of the alphabet read backwards."""
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in spelled_words_of(reply)]
     return len(found) > 1 and found == sorted(found, reverse=True)
 
 
 def growing_words(reply: str) -> bool:
     """Each word has more letters than the one before it."""
-    lengths = [len(word) for word in words_of(reply)]
+    lengths = [len(word) for word in spelled_words_of(reply)]
     return len(lengths) > 1 and all(first < second for first, second in pairwise(lengths))
 
 
 def word_chain(reply: str) -> bool:
     """Each word begins with the last letter of the one before it."""
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in spelled_words_of(reply)]
     return len(found) > 1 and all(first[-1] == second[0] for first, second in pairwise(found))
 
 
 @bounded
 def palindromes(reply: str) -> int:
     """How many words of three letters or more read the same backwards."""
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in spelled_words_of(reply)]
     return sum(len(word) > 2 and word == word[::-1] for word in found)
 
 
-def as_words(words: Sequence[str]) -> list[str]:
-    """The words in lower case. Raises InputError for what no reply can have as one word."""
+def sought(words: Sequence[str]) -> Sequence[str]:
+    """The words, or several in a row. Raises InputError for what no text can hold as a word."""
+    for word in words:
+        if not has_text(word):
+            raise InputError(f"{word!r} is no word: it has no letter and no digit")
+    return words
+
+
+def _single(words: Sequence[str]) -> Sequence[str]:
+    """The words. Raises InputError for what no reply can have as one word."""
     for word in words:
         if words_of(word) != [word.replace("’", "'")]:
-            raise InputError(f"{word!r} is not one word; a word is a run of letters, e.g. `don't`")
-    return [word.lower().replace("’", "'") for word in words]
+            raise InputError(
+                f"{word!r} is not one word; a word is a run of letters and digits, e.g. `don't`"
+            )
+    return words
 
 
 def _each(reply: str, holds: Callable[[str], bool]) -> bool:
-    found = [word.lower() for word in words_of(reply)]
+    found = [word.lower() for word in spelled_words_of(reply)]
     return bool(found) and all(holds(word) for word in found)
 
 

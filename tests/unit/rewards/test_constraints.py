@@ -66,15 +66,30 @@ def test_a_verifier_tells_a_reply_that_obeys_from_one_that_does_not(kind, parame
     assert not obeys(bad, {"kind": kind, **parameters})
 
 
-@pytest.mark.parametrize("word", ["ice cream", "C3PO", "well-known", ""])
+@pytest.mark.parametrize("word", ["ice cream", "well-known", "--", ""])
 def test_a_word_that_no_reply_can_have_as_one_is_an_error(word):
-    for rule in (
-        {"kind": "keyword", "word": word},
-        {"kind": "forbidden", "words": ["dog", word]},
-        {"kind": "allowed_words", "words": ["dog", word]},
-    ):
-        with pytest.raises(InputError, match=f"'{word}' is not one word|must not be empty"):
+    with pytest.raises(InputError, match=f"'{word}' is not one word"):
+        obeys(f"a {word}", {"kind": "allowed_words", "words": ["dog", word]})
+
+
+@pytest.mark.parametrize("word", ["ice cream", "C3PO", "well-known", "2024"])
+def test_several_words_in_a_row_and_numbers_are_looked_for_like_one_word(word):
+    for text, is_there in (
+        (f"The {word.upper()}'s good", True), (f"un{word}", False), (f"{word}s", False),
+    ):  # fmt: skip
+        assert obeys(text, {"kind": "keyword", "word": word}) is is_there
+        assert obeys(text, {"kind": "all_words", "words": [word]}) is is_there
+        assert obeys(text, {"kind": "forbidden", "words": ["dog", word]}) is not is_there
+
+
+@pytest.mark.parametrize("word", ["--", ""])
+def test_what_is_no_word_is_not_looked_for(word):
+    for rule in ({"kind": "keyword", "word": word}, {"kind": "forbidden", "words": ["dog", word]}):
+        with pytest.raises(InputError, match=f"'{word}' is no word|must not be empty"):
             obeys(f"a {word}", rule)
+
+
+def test_an_apostrophe_is_within_a_word():
     assert obeys("I don't", {"kind": "keyword", "word": "Don't"})
 
 

@@ -1,14 +1,15 @@
 """The kinds of IFEval give the verdicts of lm-eval's own checks on shared answers.
 
-Left out where IFEval itself is off: it counts numbers as words, a line `*set apart*` as an item of
-a list, a postscript that says nothing, and what has no letter as obeying. Not compared, as its
-check wants data from the network: how many sentences there are, in which language, and how many
-words in capitals.
+Left out where IFEval itself is off: it counts `1,000` and `don't` as two words, a line `*set
+apart*` as an item of a list, a postscript that says nothing, and what has no letter as obeying. Not
+compared, as its check wants data from the network: how many sentences there are, in which language,
+and how many words in capitals.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from typing import Any
 import pytest
 
 from curricula.built_in_curricula import build
+from infra.prose.split_text import words_of
 from rewards.constraints.constraints import obeys
-from rewards.text import words_of
 
 pytestmark = pytest.mark.unit
 
@@ -31,9 +32,10 @@ BESIDE = [
     '"quoted text is here"', '"quoted" text', "a, b", "one\n***\ntwo\n***\nthree", "one\n***\ntwo",
     "My answer is yes.", "My answer is maybe.", "My answer is perhaps.", "the end. Is it so?",
     "IS IT SO? ", '"Is it so?"', "Say more. The town has books.", "<< >>", "[]",
-    "Just one:\n- item",
+    "Just one:\n- item", "In 2024 it rained on 12 days and snowed on 3", "1. Do it\n2. Do it again",
 ]  # fmt: skip
 """what the curriculum does not write"""
+_TWO_WORDS = re.compile(r"'|\d[.,]\d")
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,11 @@ def ifeval() -> Iterator[Any]:
             patched.setitem(sys.modules, name, package)
         nltk: Any = importlib.import_module("nltk")
         patched.setattr(nltk.data, "find", lambda *_: None)
-        for name in ("instructions_util", "instructions"):
+        for name in ("instructions_util", "instructions", "instructions_registry"):
             module = importlib.import_module(f"lm_eval.tasks.ifeval.{name}")
             patched.setattr(sys.modules["lm_eval.tasks.ifeval"], name, module)
             patched.setitem(sys.modules, module.__name__, module)  # and gone after the tests
-        yield module
+        yield sys.modules["lm_eval.tasks.ifeval.instructions"]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,7 @@ def test_a_verdict_is_that_of_lm_eval(
     theirs.build_description(**told)
     verdicts: list[bool] = []
     for text in answers:
-        if checker == "NumberOfWords" and any(c.isdigit() or c == "'" for c in text):
+        if checker == "NumberOfWords" and _TWO_WORDS.search(text):
             continue
         if checker == "BulletListChecker" and text.startswith("*") and not text.startswith("* "):
             continue

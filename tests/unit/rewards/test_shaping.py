@@ -59,6 +59,15 @@ async def test_repetition_is_minus_the_share_of_repeated_ngrams(text, score):
     assert verdict.score == pytest.approx(score)
 
 
+async def test_an_answer_may_say_what_its_thought_said():
+    said = " ".join(f"word{number}" for number in range(60))
+    reward = build("repetition")
+    assert (await reward(_transcript(said, said, thinking=True))).score == 0
+    once = (await reward(_transcript(f"{said} {said}"))).score
+    assert once == pytest.approx(-49 / 109), "60 n-grams of 12 are new, 49 come again"
+    assert (await reward(_transcript("42", f"{said} {said}", thinking=True))).score == once
+
+
 async def test_repetition_looks_into_the_reasoning_too():
     verdict = await build("repetition", {"ngram": 2})(_transcript("b", "a a a a"))
     assert verdict.score < 0

@@ -1,0 +1,87 @@
+"""How a word, or several in a row, are found in a text: whole, capitals or not.
+
+A word is whole where no letter or digit is beside it: `cat` is in `the cat's tail`, not in `cats`.
+Scripts without spaces between words have no such places, and so any will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from infra.prose.plain_text import SPACELESS
+from infra.prose.split_text import has_text, without_mark
+
+_LETTER = r"[\p{L}\p{M}\p{N}]"
+_SPACED = regex.compile(rf"(?!{SPACELESS})[\p{{L}}\p{{M}}\p{{N}}]", regex.V1)
+_IS_SPACELESS = regex.compile(rf"{SPACELESS}[\p{{L}}\p{{M}}]*", regex.V1)
+
+
+def count_word(text: str, word: str) -> int:
+    """Return how often the word is there."""
+    return sum(1 for _ in _compiled(word).finditer(text.casefold()))
+
+
+def has_word(text: str, word: str) -> bool:
+    return _compiled(word).search(text.casefold()) is not None
+
+
+def begins_with_word(text: str, word: str) -> bool:
+    """Return whether it is the first word; the mark of a list's item is none."""
+    begin = _compiled(word, before=r"\A[^\p{L}\p{N}]*+")
+    return begin.match(without_mark(text).casefold()) is not None
+
+
+def ends_with_word(text: str, word: str) -> bool:
+    return _compiled(word, after=r"[^\p{L}\p{N}]*+\Z").search(text.casefold()) is not None
+
+
+def have_order(text: str, words: Sequence[str]) -> bool:
+    """Return whether each word is somewhere after the one before it."""
+    text, at = text.casefold(), 0
+    for word in words:
+        found = _compiled(word).search(text, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
+
+
+def have_neighbours(text: str, first: str, second: str) -> bool:
+    """Return whether the second word directly follows the first."""
+    between = r"(?!'\p{L})[^\p{L}\p{M}\p{N}]++"
+    if not (_SPACED.match(first[-1:]) and _SPACED.match(second[:1])):
+        between = r"[^\p{L}\p{M}\p{N}]*+"
+    pair = regex.compile(_written(first) + between + _written(second), regex.V1)
+    return pair.search(text.casefold()) is not None
+
+
+def is_made_of(run: str, words: Collection[str]) -> bool:
+    """Return whether a word is one of these; in a script without spaces, one after the other."""
+    run, small = run.casefold(), [word.casefold() for word in words]
+    if run in small or not _IS_SPACELESS.fullmatch(run):
+        return run in small
+    reached = {0}
+    for at in range(len(run)):
+        if at in reached:
+            reached.update(at + len(word) for word in small if word and run.startswith(word, at))
+    return len(run) in reached
+
+
+@lru_cache(4096)
+def _compiled(word: str, before: str = "", after: str = "") -> Any:
+    return regex.compile(before + _written(word) + after, regex.V1)
+
+
+def _written(word: str) -> str:
+    """The pattern of a word. Raises ValueError for one without a letter or digit."""
+    if not has_text(word):
+        raise ValueError(f"{word!r} is no word")
+    small = word.casefold().replace("’", "'").split()
+    inner = r"\s+".join(map(regex.escape, small))
+    left = rf"(?<!{_LETTER})" if _SPACED.match(small[0][0]) else ""
+    right = rf"(?!{_LETTER})" if _SPACED.match(small[-1][-1]) else ""
+    return f"{left}{inner}{right}"

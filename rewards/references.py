@@ -1,6 +1,7 @@
 """What a reward reads of a problem's reference, and what a reference lacks.
 
-A reward names the fields in its attribute `reference_keys`; one without that attribute declares
+A reward names the fields in its attribute `reference_keys`, and in `reference_checks` the functions
+that raise InputError for a field that it cannot judge by; one without these attributes declares
 nothing. A reference that is no object is its field `answer`.
 """
 
@@ -26,6 +27,13 @@ def reference_keys(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
         return getattr(settings.model_validate(options), "reference_keys", ())
     declared: Sequence[str] = getattr(resolve("reward", name, BUILT_IN), "reference_keys", ())
     return tuple(declared)
+
+
+def reference_checks(name: str) -> Mapping[str, str]:
+    """Functions that check fields of a reference for one of our rewards, by field."""
+    if name not in BUILT_IN or name in ASKING:
+        return {}
+    return getattr(resolve("reward", name, BUILT_IN), "reference_checks", {})
 
 
 def reference_fault(reference: Json, keys: Sequence[str]) -> str:

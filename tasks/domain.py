@@ -28,14 +28,13 @@ from rewards.built_in_rewards import ASKING, ASKING_OPTIONS, BUILT_IN, PENALTIES
 from rewards.built_in_rewards import BUILT_IN as REWARDS
 from rewards.judges.chat_api import ChatApiSettings
 from rewards.judges.judge_prompt import places_fault
-from rewards.references import reference_keys
+from rewards.references import reference_checks, reference_keys
 from tasks.served.served_model import ServedModel, check_several
 from tasks.stage import StageSpec
 
 
 def with_needs(options: Mapping[str, Any], rewards: Sequence[RewardSpec]) -> dict[str, Any]:
-    """Options of the curriculum `files` in which each source says what our rewards read of its
-    references: a row that lacks it is a bad row."""
+    """Add to the sources of `files` what our rewards read of a reference, and what checks it."""
     given = options["sources"]
     listed: list[Any] = given if isinstance(given, list) else [given]
     sources: list[Any] = []
@@ -43,8 +42,9 @@ def with_needs(options: Mapping[str, Any], rewards: Sequence[RewardSpec]) -> dic
         source = PromptSource.model_validate(written)
         judged = [r for r in rewards if not r.sources or source.name in r.sources]
         keys = {k for r in judged if r.name in BUILT_IN for k in reference_keys(r.name, r.options)}
-        needs = sorted(keys.union(source.needs))
-        sources.append({**dict(written), "needs": needs} if needs else written)
+        checks = {k: c for r in judged for k, c in reference_checks(r.name).items()}
+        added = {"needs": sorted(keys.union(source.needs)), "checks": checks | source.checks}
+        sources.append({**dict(written), **{name: new for name, new in added.items() if new}})
     return {**options, "sources": sources if isinstance(given, list) else sources[0]}
 
 

@@ -57,7 +57,7 @@ SPLITS: tuple[Split, ...] = ("sft", "rl", "distill", "heldout")
 _ORDER = ("heldout", "auto", "train")
 _SHOWN = 5
 """contaminated rows of a source that are named"""
-_FORM = 7
+_FORM = 8
 """of the folder's files; raise it when they change, or what is read of a row"""
 _UNUSED_S = 30 * 24 * 3600.0
 """a folder that nobody opened for so long is removed"""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
+from curricula.prompt_files.row_constraints import CONSTRAINTS, read_constraints, with_constraints
 from curricula.prompt_files.row_tests import TESTS, read_tests
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import ANSWERS
@@ -15,6 +16,7 @@ from engines.types import Json
 from infra.data_files.rows import BadRow, Reason
 from infra.data_files.rubric_criteria import read_rubric
 from infra.errors import InputError
+from infra.hooks import resolve
 from infra.json_text import is_no_answer, last_match, value_text
 
 REFERENCES = (
@@ -27,6 +29,8 @@ _ONE_THING = ("reference", "answer", "ground_truth", "expected_answer", "final_a
 RUBRIC = "rubric"
 """the field that holds how the row wants to be judged"""
 _RUBRICS = (RUBRIC, "rubrics")
+_WHOLE = (TESTS, CONSTRAINTS)
+"""fields with columns of their own, beside which a reference need not hold an answer"""
 _INSIDE = {"reward_model": "ground_truth"}
 """columns of objects that hold one (verl)"""
 _LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
@@ -49,15 +53,16 @@ class Reference(NamedTuple):
 def read_reference(row: Fields, source: PromptSource) -> Reference:
     """Raises BadRow where it is empty, and where the rewards read what it lacks."""
     beside, said = _beside(row, source)
-    if TESTS in beside and not set(source.needs) - {TESTS, RUBRIC, ""}:
-        return Reference(beside, said)
-    name = _found(row) if TESTS in beside else source.columns.reference or _found(row)
+    whole = beside.keys() & {*_WHOLE}
+    if whole and not set(source.needs) - {*beside, RUBRIC, ""}:
+        return Reference(_checked(beside, said, source), said)
+    name = _found(row) if whole else source.columns.reference or _found(row)
     if not source.columns.reference and not source.reference_pattern:
         _refuse_two(row)
     if not name:
         if fault := _fault(row, beside, source.needs, "has no reference"):
             raise BadRow(Reason.REFERENCE, fault)
-        return Reference(beside, said or "no reference")
+        return Reference(_checked(beside, said, source), said or "no reference")
     value, how = row.column(name), ""
     if is_no_answer(value):
         what = "holds an empty answer" if isinstance(value, list) and value else "is empty"
@@ -69,9 +74,9 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
     if value == "":  # what is left of it
         raise BadRow(Reason.REFERENCE, f"{name}: nothing follows #### in it")
     _refuse_written_object(value, name, source.needs)
-    value = exact(value)
+    value = exact(_with_fields(value, name, source.needs))
     made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
-    made = made | beside
+    made = _checked(made | beside, name, source)
     has = f"{name}: is an object of {', '.join(made)}"
     if fault := _fault(row, made, source.needs, has):
         raise BadRow(Reason.REFERENCE, fault)
@@ -79,17 +84,24 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
 
 
 def _beside(row: Fields, source: PromptSource) -> tuple[dict[str, Json], str]:
-    """Fields of a reference that have columns of their own, and which: a rubric, and tests where a
-    reward reads them or no other reference is there. Raises BadRow."""
+    """Fields of a reference that have columns of their own, and which: a rubric, and tests and
+    constraints where a reward reads them or no other reference is there. Raises BadRow."""
     found: dict[str, Json] = {}
-    said = ""
-    is_read = TESTS in source.needs
-    if is_read or not (source.columns.reference or _found(row)):
+    said, is_alone = "", not (source.columns.reference or _found(row))
+    if CONSTRAINTS in source.needs or is_alone:
+        try:
+            held, name = read_constraints(row, source.columns.reference)
+            found |= exact(held)
+            said = f"constraints {name}" if held else ""
+        except BadRow:
+            if CONSTRAINTS in source.needs:
+                raise
+    if TESTS in source.needs or (is_alone and not found):
         try:
             found[TESTS], name = read_tests(row, source.columns.reference)
             said = f"tests {name}"
         except BadRow:
-            if is_read:
+            if TESTS in source.needs:
                 raise
     kinds = str | list | dict if RUBRIC in source.needs else str | list
     if (name := row.first(_RUBRICS)) and isinstance(row.values.get(name), kinds):
@@ -98,6 +110,30 @@ def _beside(row: Fields, source: PromptSource) -> tuple[dict[str, Json], str]:
         if RUBRIC in source.needs:
             _note_criteria(row, name)
     return found, said
+
+
+def _checked(reference: dict[str, Json], where: str, source: PromptSource) -> dict[str, Json]:
+    """The reference. Raises BadRow for a field that the reward which reads it cannot judge by."""
+    for field, path in source.checks.items():
+        try:
+            if field in reference:
+                resolve("check", path, {})(reference[field])
+        except InputError as error:
+            raise BadRow(Reason.REFERENCE, f"{where.rpartition(' ')[2]}: {error}") from None
+    return reference
+
+
+def _with_fields(value: Any, name: str, needs: list[str]) -> Any:
+    """Return an object with the fields that rewards read, of JSON text or of the column of one of
+    them; another value as it is. Raises BadRow."""
+    if CONSTRAINTS in needs:
+        value = with_constraints(value, name)
+    fields = {*needs} - {ANSWER, ""}
+    held = parsed_object(value)
+    if isinstance(held, dict) and fields & {*cast("dict[str, Any]", held)}:
+        return held
+    last = name.rpartition(".")[2]
+    return {last: held} if last in fields else value
 
 
 def _note_criteria(row: Fields, name: str) -> None:

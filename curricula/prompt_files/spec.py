@@ -32,7 +32,8 @@ class PromptColumns(Config):
     """what the reward compares with; empty: the first that a row has of `reference`, `answer`,
     `ground_truth`, `target`, `label`, `expected_answer`, `final_answer`,
     `reward_model.ground_truth`, or nothing; for the reward `code` its tests: empty: `tests`,
-    `test_list`, `test`, `test_cases`, `input_output`, `public_tests` and its like, or the same"""
+    `test_list`, `test`, `test_cases`, `input_output`, `public_tests` and its like, or the same;
+    for `constraints`: empty: `constraints`, `instruction_id_list` with `kwargs`, or the same"""
     id: str = ""
     """a text or a number that no other row of the source has; empty: the prompt's checksum"""
     system: str = ""
@@ -71,6 +72,9 @@ class PromptSource(Config):
     needs: list[str] = Field(default_factory=list)
     """fields of its reference that a row must have, or it is a bad row; what the domain's built-in
     rewards read is among them"""
+    checks: dict[str, str] = Field(default_factory=dict, exclude_if=lambda checks: not checks)
+    """functions `module:attribute` that are called with a field of each reference, by its name, and
+    raise InputError for what makes the row a bad one; those of built-in rewards are among them"""
     reference_pattern: str = ""
     """regular expression whose last match in the reference's text counts, its group 1 if it has
     one, e.g. `#### (.+)`; empty: the whole text, or what follows its last `####` where that is

@@ -21,9 +21,14 @@ import pytest
 from curricula.built_in_curricula import build
 from infra.prose.split_text import words_of
 from rewards.constraints.constraints import obeys
+from tests.unit.curricula.test_row_constraints import IDS
 
 pytestmark = pytest.mark.unit
 
+_WANT_DATA = (
+    "language:response_language", "length_constraints:number_sentences",
+    "change_case:capital_word_frequency",
+)  # fmt: skip
 BESIDE = [
     "* a\n* b\n* c", "- one\n- two", "say *hi* and **ho** and *x*", "Dear all.\n\nP.S. see you",
     "Dear all.\n\np.s. see", "[a] and [b] and [c]", "<<T>>\nx", "x ******\ny", "a\n******\nb",
@@ -142,3 +147,21 @@ def test_a_verdict_is_that_of_lm_eval(
         verdicts.append(bool(theirs.check_following(text)))
         assert obeys(text, constraint) == verdicts[-1], text
     assert {True, False} == set(verdicts), "the answers tell nothing apart"
+
+
+@pytest.mark.parametrize(("name", "arguments", "right", "wrong"), IDS)
+def test_rows_of_ifeval_are_judged_as_lm_eval_judges_them(
+    ifeval: Any, name: str, arguments: dict[str, Any], right: str, wrong: str
+) -> None:
+    registry = importlib.import_module("lm_eval.tasks.ifeval.instructions_registry")
+    if name in _WANT_DATA:
+        assert name in registry.INSTRUCTION_DICT
+        return
+    theirs = registry.INSTRUCTION_DICT[name](name)
+    theirs.build_description(**arguments)
+    assert [bool(theirs.check_following(reply)) for reply in (right, wrong)] == [True, False]
+
+
+def test_all_ids_of_lm_eval_are_read(ifeval: Any) -> None:
+    registry = importlib.import_module("lm_eval.tasks.ifeval.instructions_registry")
+    assert {name for name, *_ in IDS} == set(registry.INSTRUCTION_DICT)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from curricula.built_in_curricula import build
 from curricula.prompt_files.row_constraints import constraints_of_function, constraints_of_id
 from engines.types import Message, Problem, Status, Transcript
 from infra.data_files.rows import BadRow
@@ -142,6 +144,22 @@ def test_a_domain_has_its_rows_checked_by_the_reward_that_reads_them() -> None:
     assert exact == {"files": ["x.jsonl"], "needs": ["answer"]}
     own = {"unit": "my:check"}
     assert sources(obeying, checks=own)["checks"] == CHECKS | own
+
+
+@pytest.mark.usefixtures("own_home")
+def test_rows_in_files_become_problems_that_the_reward_can_judge(tmp_path: Path) -> None:
+    rows = [IFEVAL, {"prompt": "Tea?", "constraints": TWO}, {"prompt": "a", "constraints": [{}]}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = {"files": [str(tmp_path / "rows.jsonl")], "split": "train", "max_bad_share": 0.5}
+    domain = {
+        "curriculum": {"name": "files", "options": {"sources": source}},
+        "rewards": [{"name": "constraints", "outcome": True}],
+    }
+    options = Domain.model_validate(domain).curriculum.options
+    files: Any = build("files", options)
+    found = [problem.reference["constraints"] for problem in files.problems("rl", 2, seed=0)]
+    assert sorted(found, key=str) == sorted([OF_IFEVAL, TWO], key=str)
+    assert any("constraint 1: no constraint is called ''" in said for said in files.left_out)
 
 
 SAID = "Say more."

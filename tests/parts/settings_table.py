@@ -24,6 +24,16 @@ BEGIN, END = (
 _SHARED = {"curricula": "domain.curriculum", "curriculum": "domain.curriculum"}
 """what a spec calls a part of a domain that it takes alone"""
 AGAIN, NOT = "again", "no"
+_TOGETHER = {
+    "*fleet*": [
+        "fleet.max_total_tokens", "fleet.external", "fleet.routing", "fleet.max_turns_per_server"
+    ],
+    "*trainer*": ["trainer.micro_batch_tokens", "trainer.kernels"],
+    "*rollouts*": [
+        "name", "curriculum", "driver", "user", "max_new_tokens", "max_turns", "timeout_s"
+    ],
+}  # fmt: skip
+"""settings that many kinds have"""
 
 
 def table() -> str:
@@ -36,7 +46,8 @@ def table() -> str:
         kinds.setdefault((_listed(of_domain), _listed(neutral(kind))), []).append(kind)
     lines = [head, ["---"] * len(head)]
     lines += [[_listed(alike), *settings] for settings, alike in kinds.items()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    named = "; ".join(f"{word}: {_quoted(names)}" for word, names in _TOGETHER.items())
+    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", f"{named}."])
 
 
 def neutral(kind: str) -> list[str]:
@@ -45,6 +56,16 @@ def neutral(kind: str) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return names as the page has them, those that many kinds have by one word."""
+    said, left = list[str](), list(names)
+    for word, together in _TOGETHER.items():
+        if {*together} <= {*left}:
+            said.append(word)
+            left = [name for name in left if name not in together]
+    return ", ".join(filter(None, [*said, _quoted(left)]))
+
+
+def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 

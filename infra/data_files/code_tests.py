@@ -12,13 +12,13 @@ pairs      {"inputs": [...], "outputs": [...]} (APPS, TACO, verl), with `fn_name
 from __future__ import annotations
 
 import ast
-import builtins
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from infra.data_files.assert_names import asks_an_answer, read_names
 from infra.errors import InputError
 
 _PAIR = ("input", "output")
@@ -46,9 +46,9 @@ class CodeTests:
     """Asserts, or the pairs of standard input and output."""
 
     asserts: str = ""
-    """Python; names that it uses and nothing defines are the answer's"""
+    """Python; names that it uses and nothing defines are the answer's, or of Python's library"""
     entry_point: str = ""
-    """the one name of the answer's that the asserts use; empty: all that they do not define"""
+    """the one name of the answer's that the asserts use; empty: all such names"""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
@@ -97,17 +97,18 @@ def _fault(asserts: str, entry_point: str) -> str:
             return f"`{ast.unparse(node)[:80]}` tests nothing; write `assert` before it"
     if other := next(_unsupported(tree), ""):
         return f"{other}; leave such rows out"
-    undefined = _undefined(tree)
-    if entry_point and (others := undefined - {entry_point}):
-        return f"uses `{min(others)}`, which neither it nor the function {entry_point} defines"
-    nodes = list(ast.walk(tree))
-    if not (
-        entry_point or undefined or any(isinstance(n, ast.Import | ast.ImportFrom) for n in nodes)
-    ):
+    try:
+        names = read_names(tree, entry_point)
+    except RecursionError:
+        return "its asserts do not run: they are nested too deeply"
+    if names.fault:
+        return names.fault
+    if not asks_an_answer(tree, names):
         return (
             "its asserts ask nothing of the answer: they call no name that they do not define; name"
             " the tested function as `entry_point`"
         )
+    nodes = list(ast.walk(tree))
     is_testing = (ast.Assert, ast.Raise)
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     names = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
@@ -193,25 +194,6 @@ def _unsupported_attribute(node: ast.Attribute) -> Iterator[str]:
         of == "sys" and node.attr in ("stdout", "stderr") and isinstance(node.ctx, ast.Store)
     ):
         yield f"looks at what is printed (`{of}.{node.attr}`), and {_ELSEWHERE}"
-
-
-def _undefined(tree: ast.AST) -> set[str]:
-    """Names that a program uses and nothing in it makes, nor Python has."""
-    used, made = set[str](), {"inf", "nan", "__name__", "__same__"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            made.add(node.name)
-        elif isinstance(node, ast.arg):
-            made.add(node.arg)
-        elif isinstance(node, ast.alias):
-            if node.name == "*":
-                return set()
-            made.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            made.add(node.name)
-    return {name for name in used - made if not hasattr(builtins, name)}
 
 
 def _listed(items: Sequence[Mapping[str, Any]], entry_point: str) -> dict[str, Any]:

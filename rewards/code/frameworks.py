@@ -38,6 +38,8 @@ def of_unittest():
     def lenient(check):
         def checked(self, *args, **options):
             count_check()
+            if check.__name__.startswith("assertRaises") and args:
+                args = (error_kind(args[0]), *args[1:])
             try:
                 return check(self, *args, **options)
             except Exception:
@@ -54,7 +56,7 @@ def of_unittest():
 
 class Raises:
     def __init__(self, kinds, match):
-        self.kinds, self.match_text = kinds, match
+        self.kinds, self.match_text = error_kind(kinds), match
     def __enter__(self):
         return self
     def __exit__(self, kind, error, place):

@@ -174,7 +174,8 @@ async def test_asserts_see_an_answers_values_as_they_are(code: str, asserts: str
     [
         ("assert add(1, 2) ==", "its asserts do not run: SyntaxError"),
         ("assert 1 == 1", "its asserts ask nothing of the answer"),
-        ("import numpy\nassert add(1, 2) == 3", "its asserts do not run: import numpy Module"),
+        ("import numpy\nassert add(1, 2) == 3", "imports `numpy`, and only Python's own library"),
+        ("1 / 0\nassert add(1, 2) == 3", "its asserts do not run: 1 / 0 ZeroDivisionError"),
         ({"inputs": ["1"], "outputs": []}, "is no tests: write asserts"),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from typing import Any
 
 import pytest
 
+from infra.data_files.assert_names import read_names
 from infra.data_files.code_tests import CodeTests, read_code_tests
 from infra.data_files.rows import BadRow
 from infra.errors import InputError
@@ -215,6 +217,68 @@ def test_a_row_whose_tests_cannot_be_read_is_a_bad_one(row: dict[str, Any], said
     asked = row if "question" in row else {"prompt": "Add.", **row}
     with pytest.raises(BadRow, match=said):
         prompt(asked, needs=["tests"])
+
+
+MATH = "uses `isclose` and `sqrt` without a word on which of them is the answer's; import what is"
+JUDGES = "has `same` of the answer's judge another of its functions; import what is of Python"
+
+
+@pytest.mark.parametrize(
+    ("asserts", "said"),
+    [
+        ("import numpy as np\nassert f(2) == 4", "imports `numpy`, and only Python's own library"),
+        ("from scipy.special import x\nassert f(2) == x", "imports `scipy.special`, and only"),
+        ("def check(c):\n    import torch\n    assert f(2)", "imports `torch`, and only Python's"),
+        ("assert np.allclose(f(2), 4)", "uses `np`, and only Python's own library is there; leave"),
+        ("from os import *\nassert f(2) == 4", "imports all of `os`; import the names that it"),
+        ("import math\nassert 1 == 1", "its asserts ask nothing of the answer"),
+        ("assert isclose(sqrt(2), 1.4)", MATH),
+        ("assert same(f(2), 4)", JUDGES),
+        ("assert not same(wanted=4, got=f(2))", JUDGES),
+        ("r = f(2)\nwanted = 4\nassert same(r, wanted) is True", JUDGES),
+        ("r = Solution().f(2)\nassert same(r, 4)", JUDGES),
+        ("assert abs(same(f(2), 4)) < 1e-6", JUDGES),
+        ("assert all(same(f(x), y) for x, y in [(2, 4)])", JUDGES),
+        ("from solution import f\nif not same(f(2), 4):\n    raise ValueError", JUDGES),
+        (UNITTEST.replace("<IS>", "self.assertTrue(same(f(2), 4))"), JUDGES),
+        ("assert Same(4).of(f(2))", "has `Same` of the answer's judge another"),
+        ("assert f(2) in allowed(4)", "what two functions of the answer's give .`f`, `allowed`.;"),
+        ("assert f(lambda x: x, 2) == 2", "hands `lambda x: x` to the answer, which runs in"),
+        ("def g(): ...\nassert f(g) == 2", "hands `g` to the answer, which runs in another"),
+        ("class B(A): ...\nassert B().x == 2", "makes `B` by something of the answer's, which"),
+    ],
+)
+def test_what_would_let_an_answer_judge_itself_is_a_bad_row(asserts: str, said: str):
+    with pytest.raises(BadRow, match=f"tests: .*{said}"):
+        prompt({"prompt": "Add.", "tests": asserts}, needs=["tests"])
+
+
+@pytest.mark.parametrize(
+    ("asserts", "entry", "answers", "library"),
+    [
+        ("assert math.isclose(f(2), 4.0)", "", {"f"}, {"math"}),
+        ("assert Counter(f([1])) == Counter([1])", "", {"f"}, {"Counter"}),
+        ("def check(c):\n    assert isclose(c(2), sqrt(16))", "f", {"f"}, {"isclose", "sqrt"}),
+        ("assert sqrt(4) == 2", "", {"sqrt"}, set()),
+        ("assert gcd(4, 6) == 2\nassert f(2) == 4", "", {"gcd", "f"}, set()),
+        ("x = f(2)\nassert isclose(x, 4)", "", {"f"}, {"isclose"}),
+        ("assert isclose(4, 4)", "isclose", {"isclose"}, set()),
+        ("assert f(datetime(2020, 1, 2)) == 4", "", {"f"}, {"datetime"}),
+        ("from math import *\nassert isclose(f(2), tau)", "", {"f"}, set()),
+        ("from solution import *\nassert f(2) == 4", "", {"f"}, set()),
+        ("try:\n    import numpy\nexcept ImportError:\n    numpy = 0\nassert f(2)", "", {"f"},
+         set()),
+        ("assert decode(encode('x')) == 'x'", "", {"decode", "encode"}, set()),
+        ("assert add(mul(2, 3), 4) == 10", "", {"add", "mul"}, set()),
+        ("t = Tree()\nassert has(t, 3)\nassert add(Point(1), 2) == Point(3)", "",
+         {"Tree", "has", "add", "Point"}, set()),
+        ("assert f(len, int) == reduce(lambda a, b: a + b, [1])", "", {"f"}, {"reduce"}),
+    ],
+)  # fmt: skip
+def test_names_are_told_apart(asserts: str, entry: str, answers: set[str], library: set[str]):
+    assert read_code_tests(asserts, entry).asserts == asserts
+    found = read_names(ast.parse(asserts), entry)
+    assert (found.answers, {*found.library}, found.fault) == (answers, library, "")
 
 
 def test_rows_as_data_sets_have_them_are_the_same_tests() -> None:

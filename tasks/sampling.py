@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from curricula.built_in_curricula import BUILT_IN, OF_ROWS
 from engines.chat import Chat
+from engines.draws import leave_out_long
 from engines.rollout.drivers.driver import LiveDomain
 from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
+from infra.code.digest import digest_of
 from infra.processes.coroutines import run_both
 from tasks.admitted import only_admitted
 from tasks.domain import Domain, ScoredDomain
@@ -27,6 +31,31 @@ from tasks.resources import (
 from tasks.rollout_workers.rollers import Rollers
 from tasks.served.served_roles import RoleClients
 from tasks.stage import StageContext, require_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What rows have to fit so that several models are asked the same ones: their prompts, as each
+    of the chats writes them, leave room for an answer in the shortest context."""
+
+    chats: Sequence[Chat]
+    longest: int
+
+    @classmethod
+    async def of(
+        cls, fleet: FleetSpec, domains: Sequence[Domain | ScoredDomain], models: Sequence[Path]
+    ) -> Fit | None:
+        """None where no domain has rows. Raises InputError."""
+        if all(d.curriculum.name in BUILT_IN.keys() - OF_ROWS for d in domains):
+            return None
+        loaded = [await asyncio.to_thread(Chat.load, model) for model in models]
+        chats = {chat.format_checksum: chat for chat in loaded}
+        return cls(list(chats.values()), min(context_length(fleet, model) for model in models))
+
+    @property
+    def digest(self) -> str:
+        """Return a text that is the same only where the same rows fit."""
+        return digest_of([self.longest, sorted(chat.format_checksum for chat in self.chats)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +79,11 @@ async def open_sampling(
     domains: Sequence[Domain | ScoredDomain],
     model: Path,
     seed: int,
+    fit: Fit | None = None,
 ) -> SamplingParts:
     """Lease servers for `model` and for what the rewards ask, and meanwhile build the domains.
-    `seed`: the stage's. Raises EngineError, InputError, StorageError, TrainingStopped."""
+    `seed`: the stage's; `fit`: of rows; None: to `model` alone. Raises EngineError, InputError,
+    StorageError, TrainingStopped."""
     roles = RoleClients(stack, domains)
     rolls_here = not context.resources.rollout_workers
     fleet, (chat, live) = await run_both(
@@ -60,7 +91,11 @@ async def open_sampling(
         open_parts(stack, model, domains, roles, rolls_here=rolls_here),
     )
     rollers = Rollers(stack, context, fleet, fleet_spec, domains, roles, seed)
-    await read_fitting_rows(context, live, chat, context_length(fleet_spec, model))
+    fit = fit or Fit([chat], context_length(fleet_spec, model))
+    for other in fit.chats[1:]:
+        for domain in live:
+            await asyncio.to_thread(leave_out_long, domain.curriculum, other, fit.longest)
+    await read_fitting_rows(context, live, fit.chats[0], fit.longest)
     return SamplingParts(fleet, chat, live, rollers, keep_rollouts(stack, context))
 
 

@@ -24,7 +24,7 @@ from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSpec
 from tasks.nothink import in_both_modes
 from tasks.resources import unless_stopped
-from tasks.sampling import SamplingParts, open_sampling
+from tasks.sampling import Fit, SamplingParts, open_sampling
 from tasks.stage import StageContext, require_inputs
 
 _FEW = 0.02
@@ -37,7 +37,6 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     Raises EngineError, TrainingStopped, Stopped.
     """
     require_inputs(context, [d.name for d in spec.domains])
-    first = context.inputs[spec.domains[0].name]
     counts: dict[str, dict[str, int]] = {}
     chats = {domain.name: Chat.load(context.inputs[domain.name]) for domain in spec.domains}
     formats = {name: chat.format_checksum for name, chat in chats.items()}
@@ -45,9 +44,9 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     failures: dict[str, str] = {}
     tokens = recovered = 0
     async with AsyncExitStack() as stack:
-        parts = await open_sampling(
-            stack, context, spec.settings.fleet, spec.domains, first, spec.seed
-        )
+        fleet, experts = spec.settings.fleet, [context.inputs[d.name] for d in spec.domains]
+        fit = await Fit.of(fleet, spec.domains, experts)
+        parts = await open_sampling(stack, context, fleet, spec.domains, experts[0], spec.seed, fit)
         share, admitted = spec.settings.nothink_share, await only_admitted(context, parts.domains)
         domains = await asyncio.to_thread(
             in_both_modes, share, "distill", spec.seed, parts.chat, admitted

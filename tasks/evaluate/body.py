@@ -32,7 +32,7 @@ from tasks.evaluate.score_tables import (
 )
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
-from tasks.sampling import open_sampling
+from tasks.sampling import Fit, open_sampling
 from tasks.served.served_roles import is_role
 from tasks.stage import StageContext, require_inputs
 
@@ -42,11 +42,13 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     require_inputs(context, sorted({*spec.home, *spec.nothink}))
     models = {name: path for name, path in context.inputs.items() if not is_role(name)}
     twins = twins_of(spec, context.input_records)
-    known = await earlier_results(spec, context, [name for name in models if name not in twins])
-    new = [name for name in models if name not in twins and name not in known]
+    fit = await Fit.of(spec.settings.fleet, spec.domains, list(models.values()))
+    own = [name for name in models if name not in twins]
+    known = await earlier_results(spec, context, own, fit)
+    new = [name for name in own if name not in known]
     if known:
         print(f"{len(known)} models were evaluated before: {', '.join(known)}", flush=True)
-    sampled = await _sampled(spec, context, models, new) if new else Sampled()
+    sampled = await _sampled(spec, context, models, new, fit) if new else Sampled()
     of_models = {**known, **sampled.results}
     results: list[CellResult] = []
     gallery = Gallery(Chat.load(next(iter(models.values()))))
@@ -65,7 +67,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
         context.reporter.metrics(budget, scores)
     (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
     gallery.write(context.out)
-    await keep_results(spec, context, sampled.results)
+    await keep_results(spec, context, sampled.results, fit)
     return {
         **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results if r.score is not None},
         **pathology_rates(results),
@@ -87,14 +89,18 @@ class Sampled:
 
 
 async def _sampled(
-    spec: EvaluateSpec, context: StageContext, models: Mapping[str, Path], new: Sequence[str]
+    spec: EvaluateSpec,
+    context: StageContext,
+    models: Mapping[str, Path],
+    new: Sequence[str],
+    fit: Fit | None,
 ) -> Sampled:
     """The version of a model's weights is its place among all, so that each attempt finds its
     rollouts again. Raises EngineError, InputError, Stopped."""
     made = Sampled()
     async with AsyncExitStack() as stack:
         fleet, first = spec.settings.fleet, models[new[0]]
-        parts = await open_sampling(stack, context, fleet, spec.domains, first, spec.seed)
+        parts = await open_sampling(stack, context, fleet, spec.domains, first, spec.seed, fit)
         began = time.monotonic()
         for version, (name, folder) in enumerate(models.items()):
             if name not in new:
@@ -102,7 +108,9 @@ async def _sampled(
             if version > 0:
                 await parts.fleet.load(folder, version)
             chat = Chat.load(folder)
-            cells = that_think(cells_of(spec, name, parts.domains), chat)
+            cells, left_out = that_think(cells_of(spec, name, parts.domains), chat)
+            for line in left_out:
+                context.reporter.warn(line)
             roller = await parts.rollers.of(folder, chat)
             kept = await KeptRollouts.open(parts.journal, version)
             made.recovered += len(kept.known)

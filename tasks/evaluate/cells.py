@@ -15,7 +15,7 @@ from engines.rollout.records.gallery import Gallery
 from engines.rollout.roller import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import TRAINABLE, Problem, Rollout, Sample, Status
-from infra.errors import InputError, TrainingStopped
+from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
 from rewards.built_in_rewards import PATHOLOGIES
 from rewards.pathologies import pathologies_in
@@ -137,26 +137,27 @@ def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> l
     return cells + (_without_thinking(cells) if model in spec.nothink else [])
 
 
-def that_think(cells: Sequence[Cell], chat: Chat) -> list[Cell]:
-    """The cells, those with a budget for thoughts in domains alone where this chat has thoughts.
-    Raises InputError where it can force none."""
-    budgets = [cell for cell in cells if cell.setting is not None and cell.setting.thought]
-    if not budgets:
-        return list(cells)
-    is_named = f"evaluate.sampling: {chat.template_file}"
-    thinking = [c for c in budgets if any(chat.may_think(problem) for problem in c.problems)]
-    if not thinking:
-        raise InputError(
-            f"{is_named} has no thoughts in the domains of {budgets[0].model}, so none can be ended"
-            " or go on; leave `thought_tokens` and `thought_waits` out"
-        )
-    waits = any(cell.setting is not None and cell.setting.thought_waits for cell in thinking)
-    if waits and not chat.thought_end_ids:
-        raise InputError(
-            f"{is_named}: its tokenizer has no token for the end of a thought, at which a thought"
-            " could be made to go on; leave `thought_waits` out"
-        )
-    return [cell for cell in cells if cell not in budgets or cell in thinking]
+def that_think(cells: Sequence[Cell], chat: Chat) -> tuple[list[Cell], list[str]]:
+    """The cells, those with a budget for thoughts only where this chat has thoughts that can be
+    forced; and a sentence for each that is left out, which `check` refuses where it is all."""
+    kept, said = list[Cell](), list[str]()
+    for cell in cells:
+        if why := _not_forced(cell, chat):
+            said.append(f"{cell.model} in {cell.domain.name} is not scored as {cell.kind}: {why}")
+        else:
+            kept.append(cell)
+    return kept, said
+
+
+def _not_forced(cell: Cell, chat: Chat) -> str:
+    """Why a cell's thoughts cannot be forced; empty where they can, or need not."""
+    if cell.setting is None or not cell.setting.thought:
+        return ""
+    if not any(map(chat.may_think, cell.problems)):
+        return "it has no thoughts there"
+    if cell.setting.thought_waits and not chat.thought_end_ids:
+        return "its tokenizer has no token for the end of a thought"
+    return ""
 
 
 def _without_thinking(cells: Sequence[Cell]) -> list[Cell]:

@@ -2,9 +2,10 @@
 evaluation sampled the same way is not sampled again, whatever it is called and whatever it is
 compared with.
 
-What an evaluation says of a model depends on that model, on the settings and on the code, never on
+What an evaluation says of a model depends on that model, on the settings and on the code, not on
 the other models: their problems and seeds are the same. So each model's results are kept under the
-digest that an evaluation of this model alone would have. Results with failed rollouts are not kept:
+digest that an evaluation of this model alone would have; where problems are rows, with what
+decided which of them fit (`tasks.sampling.Fit`). Results with failed rollouts are not kept:
 what failed may work the next time.
 """
 
@@ -14,7 +15,7 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.rollout.metrics import NOTHINK
 from engines.rollout.records.gallery import relabelled
@@ -32,6 +33,9 @@ from tasks.evaluate.score_statistics import (
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.served.served_roles import is_role
 from tasks.stage import StageContext
+
+if TYPE_CHECKING:
+    from tasks.sampling import Fit
 
 ANY = "model"
 """what a model is called in an evaluation of it alone"""
@@ -147,15 +151,16 @@ class ModelResults:
 
 
 async def earlier_results(
-    spec: EvaluateSpec, context: StageContext, names: Sequence[str]
+    spec: EvaluateSpec, context: StageContext, names: Sequence[str], fit: Fit | None
 ) -> dict[str, ModelResults]:
-    """Return the results of those models that were evaluated before, by name."""
+    """Return the results of those models that were evaluated before, by name; on rows of the same
+    `fit`, as scores are compared problem by problem."""
     results = context.results
     if results is None:
         return {}
     found: dict[str, ModelResults] = {}
     for name in names:
-        inputs = _inputs(context, name)
+        inputs = _inputs(context, name, fit)
         data = await asyncio.to_thread(results.read, alone(spec, name), inputs, inputs[ANY])
         if data is not None:
             found[name] = ModelResults.decoded(data, name)
@@ -163,13 +168,16 @@ async def earlier_results(
 
 
 async def keep_results(
-    spec: EvaluateSpec, context: StageContext, made: Mapping[str, ModelResults]
+    spec: EvaluateSpec,
+    context: StageContext,
+    made: Mapping[str, ModelResults],
+    fit: Fit | None,
 ) -> None:
     """Keep results for later evaluations; none of a model with failed rollouts."""
     for name, of_model in made.items():
         if context.results is None or any(cell.failed_share for cell in of_model.cells):
             continue
-        inputs, data = _inputs(context, name), of_model.encoded(name)
+        inputs, data = _inputs(context, name, fit), of_model.encoded(name)
         await asyncio.to_thread(context.results.keep, alone(spec, name), inputs, inputs[ANY], data)
 
 
@@ -180,8 +188,9 @@ def alone(spec: EvaluateSpec, name: str) -> EvaluateSpec:
     return spec.model_copy(update={"home": home, "nothink": nothink})
 
 
-def _inputs(context: StageContext, name: str) -> dict[str, str]:
-    """Digests of the model, and of those that rewards ask."""
+def _inputs(context: StageContext, name: str, fit: Fit | None) -> dict[str, str]:
+    """Digests of the model, of those that rewards ask, and of what decides which rows fit."""
     records = context.input_records
     asked = {role: str(record["digest"]) for role, record in records.items() if is_role(role)}
-    return {ANY: str(records[name]["digest"]), **asked}
+    fitted = {} if fit is None else {"fit": fit.digest}
+    return {ANY: str(records[name]["digest"]), **asked, **fitted}

@@ -99,6 +99,8 @@ class TrialRequest(Config):
     domains: list[PlacedDomain]
     changed: list[PlacedCurriculum]
     custom: list[CustomPart]
+    forced_thoughts: dict[str, bool] = Field(default_factory=dict[str, bool])
+    """ways to sample the evaluation that force thoughts, by name: whether they have some go on"""
 
     @property
     def runs_user_code(self) -> bool:
@@ -129,6 +131,9 @@ def request_of(recipe: Recipe, plan: list[PlannedStage]) -> TrialRequest:
         seed=recipe.seed,
         domains=_domains(recipe, plan),
         changed=_changed(recipe),
+        forced_thoughts={
+            way.name: bool(way.thought_waits) for way in recipe.evaluate.sampling if way.thought
+        },
         custom=list({(p.path, p.kind, repr(p.options)): p for p in reversed(custom)}.values()),
     )
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Literal, TypeAlias
 
 from curricula.built_in_curricula import build as build_curriculum
+from engines.chat import Chat
 from engines.chat.mode import Thoughts
 from engines.draws import draw_examples
 from engines.types import Demonstration, Problem, Split
@@ -52,8 +54,8 @@ def try_parts(request: TrialRequest, observer: Observer) -> Findings:
     """Never raises for a fault of a part."""
     with asyncio.Runner() as runner:
         attempts = Attempts(observer, runner)
-        for placed in request.domains:
-            _try_domain(placed, request, attempts)
+        able = [_try_domain(placed, request, attempts) for placed in request.domains]
+        _try_forced_thoughts(request, able, attempts)
         for changed in request.changed:
             try_changed(changed, request.base, attempts)
         for part in request.custom:
@@ -61,13 +63,53 @@ def try_parts(request: TrialRequest, observer: Observer) -> Findings:
         return attempts.findings()
 
 
-def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts) -> None:
+class _Thoughts(IntEnum):
+    """What can be forced of a model's thoughts; each has what those before it have."""
+
+    NONE = 0
+    END = 1
+    """they are ended"""
+    WAIT = 2
+    """they are made to go on as well"""
+
+
+def _try_forced_thoughts(
+    request: TrialRequest, able: Sequence[_Thoughts], attempts: Attempts
+) -> None:
+    """Ways to sample that would leave every domain out; those that do so in some are skipped
+    there."""
+    most = max(able, default=_Thoughts.WAIT)
+    for name, has_to_wait in request.forced_thoughts.items():
+        if most is _Thoughts.NONE:
+            attempts.problems.append(
+                f"evaluate.sampling: {name}: the base has no thoughts in any domain, so none can be"
+                " ended or go on; leave `thought_tokens` and `thought_waits` out"
+            )
+        elif has_to_wait and most is _Thoughts.END:
+            attempts.problems.append(
+                f"evaluate.sampling: {name}: the base's tokenizer has no token for the end of a"
+                " thought, at which a thought could be made to go on; leave `thought_waits` out"
+            )
+
+
+def _thoughts_of(chat: Chat, problems: Sequence[Problem]) -> _Thoughts:
+    try:
+        if not any(map(chat.may_think, problems)):
+            return _Thoughts.NONE
+    except InputError:  # said elsewhere
+        return _Thoughts.WAIT
+    return _Thoughts.WAIT if chat.thought_end_ids else _Thoughts.END
+
+
+def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts) -> _Thoughts:
+    """Return what can be forced of its thoughts; all where that is not known."""
+    able = _Thoughts.WAIT
     live = build_parts(placed, attempts)
     if live is None:
-        return
+        return able
     at = f"{live.where}.curriculum"
     if not read_rows(at, live.name, live.curriculum, request.base, attempts):
-        return
+        return able
     problems = try_problems(live, placed.counts, request.seed, attempts)
     _say_what_calls_do(live, problems, attempts)
     if placed.without_thinking and not any(problem.thinking for problem in problems):
@@ -79,14 +121,15 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
         lambda: draw_examples(live.curriculum, count, request.seed),
     )
     if not fine:
-        return
+        return able
     decided: list[Demonstration] = shown[:count]
     _, chat = attempts.call("base", "its chat template", lambda: base_chat(request.base, shown))
     if chat is not None:
+        able = _thoughts_of(chat, problems) if problems else able
         decided = decide_mode(live, problems, decided, chat, attempts)
         decided = try_prompts(live, problems, decided, chat, attempts)
     if not decided:
-        return
+        return able
     _check_turns(live, decided, attempts)
     # A template may drop thoughts that the model is asked for, where none is trained on.
     is_trained = "sft" in placed.counts or (chat and chat.mode.thoughts is not Thoughts.NONE)
@@ -95,6 +138,7 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     if chat is not None and is_rendered:
         try_driver(live, decided[0], chat, attempts)
     try_rewards(live, decided, attempts)
+    return able
 
 
 def _say_what_calls_do(live: LiveParts, problems: Sequence[Problem], attempts: Attempts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -288,12 +289,13 @@ def results_in(root):
     return StoredResults(Store(str(root / "store")), code)
 
 
-async def evaluated(tmp_path, described, models, score=lambda _: 0.5):
+async def evaluated(tmp_path, described, models, score=lambda _: 0.5, positions=None):
     """An evaluation of models, each a digest by its name: those that had to be sampled, and the
     content of its `scores.json` and the labels of its rows. Policies stand in for servers."""
     model = random_base(tmp_path / "model")
     records = {name: {"digest": digest} for name, digest in models.items()}
-    context = stage_context(tmp_path, "e", dict.fromkeys(models, model), records=records)
+    folders = {name: with_positions(model, (positions or {}).get(name, 2048)) for name in models}
+    context = stage_context(tmp_path, "e", folders, records=records)
     context.results = results_in(tmp_path)
     policy = Policy(lambda prompt, _: prompt[1:-1])
     loaded = []
@@ -308,7 +310,7 @@ async def evaluated(tmp_path, described, models, score=lambda _: 0.5):
             loaded.append(list(models)[policy.version])
             return roller(policy)
 
-    async def open_here(stack, context, fleet, domains, model, seed):
+    async def open_here(stack, context, fleet, domains, model, seed, fit):
         journal, server = RolloutJournal(context.checkpoints), OneServer()
         return SamplingParts(server, CharChat(), [live("a", score)], server, journal)
 
@@ -317,6 +319,15 @@ async def evaluated(tmp_path, described, models, score=lambda _: 0.5):
         await run(described, context)
     labels = [row.label for row in read_rollouts(context.out / "rollouts.parquet")]
     return loaded, json.loads((context.out / "scores.json").read_text()), labels
+
+
+def with_positions(model, positions):
+    """A copy of the model's folder, as a model with another context."""
+    copy = model.parent / f"model-{positions}"
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    return copy
 
 
 def of_domain_a(home, **changes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from engines.rollout.records.gallery import Gallery
-from infra.errors import InputError
 from tasks.evaluate.cells import cells_of, roll_cells, that_think
 from tasks.evaluate.score_tables import scaling_metrics, scores_of
 from tests.parts.rollout_parts import CharChat, Policy, roller
@@ -104,8 +103,9 @@ class Thinks(CharChat):
 async def test_a_budget_for_thoughts_is_a_way_of_its_own_where_there_are_thoughts(tmp_path):
     asked = spec(**with_sampling(WARM, BRIEF), home={"m": ["a", "b"]}, nothink=["m"])
     domains = [live("a", float), live("b", float)]
-    cells = that_think(cells_of(asked, "m", domains), Thinks())
     name = "t0.6-think3-wait1"
+    cells, left_out = that_think(cells_of(asked, "m", domains), Thinks())
+    assert left_out == [f"m in b is not scored as {name}: it has no thoughts there"]
     assert [(c.model, c.domain.name) for c in cells if c.kind == name] == [("m", "a")]
     assert [c.domain.name for c in cells if c.kind == "t0.6-p0.95"] == ["a", "b"]
     policy = Policy(lambda prompt, _: "7" if "}" in prompt else "{abcdefgh}"[len(prompt) - 3 :])
@@ -119,15 +119,15 @@ async def test_a_budget_for_thoughts_is_a_way_of_its_own_where_there_are_thought
     assert results[0].tokens == 4 * 2 * len("{ab7.")
 
 
-def test_a_budget_that_can_force_nothing_is_refused():
+def test_a_model_whose_domains_do_not_think_is_scored_in_every_other_way():
     cells = cells_of(spec(**with_sampling(BRIEF)), "m", [live("a", float), live("b", float)])
-    chat = Thinks()
-    chat.may_think = lambda problem: False
-    with pytest.raises(
-        InputError, match=r"chat_template\.jinja has no thoughts in the domains of m"
+    silent, endless = Thinks(), Thinks()
+    silent.may_think = lambda problem: False
+    endless.thought_end_ids = ()
+    for chat, why in (
+        (silent, "it has no thoughts there"),
+        (endless, "its tokenizer has no token for the end of a thought"),
     ):
-        that_think(cells, chat)
-    chat = Thinks()
-    chat.thought_end_ids = ()
-    with pytest.raises(InputError, match=r"has no token for the end of a thought.*thought_waits"):
-        that_think(cells, chat)
+        kept, left_out = that_think(cells, chat)
+        assert [c.kind for c in kept] == ["score", "greedy", "score"]
+        assert left_out == [f"m in a is not scored as t0.6-think3-wait1: {why}"]

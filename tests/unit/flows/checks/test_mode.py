@@ -198,3 +198,15 @@ def test_a_thought_that_the_template_drops_is_refused(model: Path, tmp_path: Pat
     curriculum = files(thinking=True, shares={"sft": 0.5})
     with pytest.raises(InputError, match="drops the turn's thought"):
         said(model, tmp_path, LLAMA, curriculum, solved=True, sft=True)
+
+
+BUDGET = [{"temperature": 0.6, "thought_tokens": 8}]
+
+
+def test_a_thought_budget_is_refused_only_where_no_domain_thinks() -> None:
+    recipe = load_recipe("cpu-smoke", [f"evaluate.sampling={json.dumps(BUDGET)}"])
+    check_recipe(recipe, plan_post_train(recipe))
+    off = "experts.reasoning.domain.curriculum.options={thinking: false}"
+    recipe = load_recipe("cpu-smoke", [f"evaluate.sampling={json.dumps(BUDGET)}", off])
+    with pytest.raises(InputError, match=r"t0\.6-think8: the base has no thoughts in any domain"):
+        check_recipe(recipe, plan_post_train(recipe))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -65,6 +65,15 @@ def draw_problems(
     if fault:
         raise InputError(f"{what}: gave {fault}")
     return given
+
+
+def without_repeats(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems without those that one before them asks as well, under another id: a sequence
+    has no end, and begins again after its last problem."""
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(repr(replace(problem, id="")), problem)
+    return list(first.values())
 
 
 def draw_demonstrations(curriculum: Curriculum, count: int, seed: int) -> list[Demonstration]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engines.rollout.records.journals import RolloutJournal
     from engines.sglang.fleet import Fleet
     from engines.sglang.servers.server_units import TrainerDevices
+    from engines.types import Problem
     from infra.store.manifest import StageWarning
     from tasks.live_domain import OpenDomain
     from tasks.served.served_roles import RoleClients
@@ -201,6 +202,25 @@ async def read_rows(context: StageContext, domains: Sequence[LiveDomain]) -> Non
             for warning in rows.warnings if isinstance(rows, _Warns) else ():
                 what = f"{domain.name}: {warning.what}"
                 context.reporter.keep_warning(warning.model_copy(update={"what": what}))
+
+
+def once_each(context: StageContext, name: str, drawn: Sequence[Problem]) -> list[Problem]:
+    """The problems without those that came before under another id, with a warning that says how
+    many there are; `name`: what they were drawn of."""
+    from engines.draws import without_repeats
+    from infra.store.manifest import StageWarning
+
+    problems = without_repeats(drawn)
+    if len(problems) < len(drawn):
+        context.reporter.keep_warning(
+            StageWarning(
+                what=f"{name}: {len(problems)} different problems were tried, not {len(drawn)}",
+                cause="the curriculum begins again after its last problem, and none is tried twice",
+                advice="ask for fewer, or add problems",
+                figures={"tried": len(problems), "asked": len(drawn)},
+            )
+        )
+    return problems
 
 
 async def lease_trainer(

@@ -18,7 +18,7 @@ from infra.errors import TrainingStopped
 from tasks.admit.admission import CAUSES, Finding, FindingJournal, admit
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE, AdmitSpec
 from tasks.live_domain import OpenDomain, open_domain
-from tasks.resources import read_rows, unless_stopped
+from tasks.resources import once_each, read_rows, unless_stopped
 from tasks.stage import StageContext
 
 _NAMED = 3
@@ -91,6 +91,8 @@ async def _try(
     """One split of a domain; what an earlier attempt found is not tried again."""
     live = domain.live
     problems = await asyncio.to_thread(_drawn, live.curriculum, split, spec)
+    if split != "sft":
+        problems = once_each(context, f"{live.name}, {split}", problems)
     known = journal.known(live.name, split)
     ready = done + sum(problem.id in known for problem in problems)
 

@@ -26,7 +26,7 @@ from engines.types import Group, Problem, Sample, Split, Status
 from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
 from tasks.evaluate.score_statistics import interval
-from tasks.resources import unless_stopped
+from tasks.resources import once_each, unless_stopped
 from tasks.sampling import open_model_sampling
 from tasks.screen.spec import PASS_RATES_FILE, SCREEN_FILE, Pool, ScreenSettings, ScreenSpec
 from tasks.stage import Reporter, StageContext
@@ -34,8 +34,8 @@ from tasks.stage import Reporter, StageContext
 _SHOWN = 32
 """problems of a domain's split of which rollouts are kept to browse"""
 Found = Pool | Literal["unsolved", "unjudged"]
-"""also `unsolved`: none of the first answers was right, and no more were drawn; `unjudged`: no
-answer got a verdict"""
+"""also `unsolved`: none of the first answers was right, and no more were drawn; `unjudged`: of
+fewer than half of the answers there is a verdict, so nothing is said of the problem"""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Tally:
         self.failed += len(outcomes) - len(verdicts)
 
     def pool(self, *, goes_on: bool) -> Found:
-        if not self.judged:
+        if not self.judged or self.judged < self.failed:
             return "unjudged"
         if self.first_right:
             return "solved" if self.first_right == self.first_judged else "moderate"
@@ -106,7 +106,8 @@ async def run(spec: ScreenSpec, context: StageContext) -> dict[str, float]:
         began = time.monotonic()
         for domain in parts.domains:
             for split, count in spec.drawn.items():
-                problems = draw_problems(domain.curriculum, split, count, spec.seed)
+                drawn = draw_problems(domain.curriculum, split, count, spec.seed)
+                problems = once_each(context, f"{domain.name}, {split}", drawn)
                 work = screen(
                     spec.settings,
                     context.reporter,
@@ -231,13 +232,14 @@ def _conclude(spec: ScreenSpec, context: StageContext, screened: Sequence[Screen
             )
         if failed := sum(tally.failed for tally in each.tallies):
             answers = failed + sum(tally.judged for tally in each.tallies)
+            lost = f"; problems left out: {unknown}" if (unknown := counts["unjudged"]) else ""
             context.reporter.keep_warning(
                 StageWarning(
                     what=f"{failed} of {answers} answers of {each.name} got no verdict and count"
-                    " nowhere",
+                    f" nowhere{lost}",
                     cause=each.reason,
                     advice=way_out(each.reason).lower(),
-                    figures={"failed": failed, "answers": answers},
+                    figures={"failed": failed, "answers": answers, "left_out": unknown},
                 )
             )
 

@@ -51,6 +51,16 @@ class ScreenSettings(Config):
                 f"most: is not used, as only {' and '.join(BEYOND_FIRST)} need more than the first"
                 " answers, and `keep` has neither; leave it out"
             )
+        if "moderate" in self.keep and self.first < 2:
+            raise ValueError(
+                "first: one answer alone is never right only sometimes, as `moderate` asks; write 2"
+                " or more"
+            )
+        if "hard" in self.keep and self.most == self.first:
+            raise ValueError(
+                f"most: {self.most} is `first` as well, so no more answers are drawn of which one"
+                " may be right, as `hard` asks; raise it"
+            )
         if self.goes_on and self.most < self.first:
             raise ValueError(
                 f"most: {self.most} answers are fewer than the first {self.first}; write as many"

@@ -65,6 +65,31 @@ class Watched(ListReporter):
             time.sleep(2 * STOP_POLL_SECONDS)  # problems are tried faster than the stage looks
 
 
+async def test_a_problem_that_comes_again_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = build("agent", {"levels": ["easy"]})
+
+    class Four:
+        """Begins again after four problems, with other ids."""
+
+        solution, secrets = own.solution, own.secrets
+        environment, demonstrations = own.environment, own.demonstrations
+
+        def problems(self, split: Split, count: int, seed: int, start: int = 0) -> list[Problem]:
+            return [
+                replace(own.problems(split, 1, seed, n % 4)[0], id=f"finder/{n}")
+                for n in range(start, start + count)
+            ]
+
+    monkeypatch.setattr("tasks.live_domain.build_curriculum", lambda *_: Four())
+    context = stage_context(tmp_path, "admit", {})
+    assert (await run(spec({"rl": 12}), context))["tried"] == 4
+    assert isinstance(context.reporter, ListReporter)
+    said = [warning.what for warning in context.reporter.kept]
+    assert said == ["finder, rl: 4 different problems were tried, not 12"]
+
+
 async def test_each_problem_is_admitted_or_refused_with_its_reason(tmp_path: Path) -> None:
     context = stage_context(tmp_path, "admit", {})
     metrics = await run(spec({"rl": 12, "sft": 6}), context)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from curricula.splits import Admitted
 from engines.draws import draw_problems
-from engines.rollout.records.dataset import write_admitted
+from engines.rollout.drivers.driver import LiveDomain
+from engines.rollout.records.dataset import read_admitted, write_admitted
 from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.packing import saved_groups
 from engines.rollout.roller import Roller
@@ -52,6 +55,28 @@ def judge(answer: str) -> float:
     return float(answer == "yes")
 
 
+SCORED = {
+    "name": "a", "curriculum": {"name": "reasoning"}, "outcomes": [{"name": "math"}],
+    "max_new_tokens": 8, "max_turns": 1, "timeout_s": 9.0,
+}  # fmt: skip
+
+
+def opened(live: LiveDomain, said: Callable[[str, Sampling], str] = say) -> Callable[..., Any]:
+    """Stand-in for what opens servers: a policy says the answers."""
+
+    class Rollers:
+        async def of(self, folder: Path, chat: object) -> Roller:
+            return roller(Policy(said))
+
+    async def open_here(stack: object, context: StageContext, *_: object) -> SamplingParts:
+        rest: Any = Rollers()
+        chat: Any = CharChat()
+        journal = RolloutJournal(context.checkpoints)
+        return SamplingParts(rest, chat, [live], rest, journal)
+
+    return open_here
+
+
 async def screened(
     root: Path, settings: ScreenSettings, count: int, policy: Policy | None = None
 ) -> Screened:
@@ -68,7 +93,8 @@ async def screened(
         ({}, [8]),
         ({"keep": ["hard"]}, [8, 8, 16, 32, 64, 128, 256]),
         ({"keep": ["moderate", "never"], "most": 50}, [8, 8, 16, 18]),
-        ({"keep": ["hard"], "first": 4, "most": 4}, [4]),
+        ({"keep": ["never"], "first": 4, "most": 4}, [4]),
+        ({"keep": ["never"], "first": 1, "most": 2}, [1, 1]),
         ({"first": 3}, [3]),
     ],
 )
@@ -85,6 +111,9 @@ def test_rounds_double_up_to_the_most_answers(
         ({"keep": ["easy"]}, "'solved', 'moderate', 'hard' or 'never'"),
         ({"keep": ["hard", "hard"]}, "names? it twice|has a pool twice"),
         ({"keep": ["hard"], "most": 4}, "4 answers are fewer than the first 8"),
+        ({"keep": ["hard"], "most": 8}, "most: 8 is `first` as well"),
+        ({"keep": ["moderate", "hard"], "first": 1, "most": 8}, "first: one answer alone is never"),
+        ({"first": 1}, "first: one answer alone is never"),
         ({"problems": {"sft": 5}}, "'rl' or 'distill'"),
         ({"problems": {}}, "at least 1 item"),
         ({"right": 0}, "greater than 0"),
@@ -110,6 +139,10 @@ def test_settings_that_say_nothing_are_refused(written: Mapping[str, Any], said:
         ([[None, None], [1, 1]], True, "solved"),
         ([[None, None], [None, 0], [0, 1]], True, "hard"),
         ([[0.5, 1.0]], False, "moderate"),
+        ([[1, *[None] * 7]], False, "unjudged"),
+        ([[1] * 3 + [None] * 5], False, "unjudged"),
+        ([[1] * 4 + [None] * 4], False, "solved"),
+        ([[0, None, None], [0, None, None]], True, "unjudged"),
     ],
 )
 def test_a_pool_follows_from_the_outcomes(
@@ -178,28 +211,63 @@ async def test_what_was_answered_before_a_stop_is_not_asked_again(tmp_path: Path
     assert [t.right for t in again.tallies] == [t.right for t in whole.tallies]
 
 
+def admitted_of(count: int) -> Admitted:
+    """A domain of which an `admit` let so many problems through."""
+    own = domain("a", judge).curriculum
+    return Admitted(own, {"rl": own.problems("rl", count, 0)})
+
+
+async def test_a_problem_is_tried_once_and_is_in_one_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 10 admitted problems 40 are asked for: the rest would be these again, as ID@2 to ID@4."""
+    live = replace(domain("a", judge), curriculum=admitted_of(10))
+    monkeypatch.setattr("tasks.sampling.open_sampling", opened(live))
+    context = stage_context(tmp_path, "screen", {"model": tmp_path})
+    settings = {"problems": {"rl": 40}, "keep": ["solved", "moderate"]}
+    written = {"settings": settings, "domains": [SCORED]}
+    metrics = await run_screen(ScreenSpec.model_validate(written), context)
+    assert (metrics["tried"], metrics["rollouts"]) == (10, 10 * 8)
+    kept = read_admitted(context.out)
+    assert len({row.problem.messages for row in kept}) == len(kept) == metrics["kept"]
+    assert not any("@" in row.problem.id for row in kept)
+    assert isinstance(context.reporter, ListReporter)
+    (warning,) = context.reporter.kept
+    assert warning.what == "a, rl: 10 different problems were tried, not 40"
+
+
+async def test_a_problem_most_of_whose_verdicts_failed_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_times(answer: str) -> float:
+        if answer == "no":
+            raise ValueError("no verdict on no")
+        return 1.0
+
+    def one_of_8(prompt: str, sampling: Sampling) -> str:
+        return "yes" if prompt != "<3>" else say("<2>", sampling)
+
+    live = domain("a", at_times)
+    monkeypatch.setattr("tasks.sampling.open_sampling", opened(live, one_of_8))
+    context = stage_context(tmp_path, "screen", {"model": tmp_path})
+    written = {"settings": {"problems": {"rl": 6}, "keep": ["solved"]}, "domains": [SCORED]}
+    metrics = await run_screen(ScreenSpec.model_validate(written), context)
+    assert (metrics["pool/solved"], metrics["pool/unjudged"]) == (5, 1)
+    assert isinstance(context.reporter, ListReporter)
+    (warning,) = context.reporter.kept
+    assert warning.what.endswith(
+        " of 48 answers of a, rl got no verdict and count nowhere; problems left out: 1"
+    )
+    assert "no verdict on no" in warning.cause
+
+
 async def test_a_stage_after_it_samples_the_problems_of_one_pool_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bodies of both stages; a policy stands in for the servers."""
-
-    class Rollers:
-        async def of(self, folder: Path, chat: object) -> Roller:
-            return roller(Policy(say))
-
-    async def open_here(stack: object, context: StageContext, *_: object) -> SamplingParts:
-        rest: Any = Rollers()
-        chat: Any = CharChat()
-        journal = RolloutJournal(context.checkpoints)
-        return SamplingParts(rest, chat, [domain("a", judge)], rest, journal)
-
-    monkeypatch.setattr("tasks.sampling.open_sampling", open_here)
-    scored = {
-        "name": "a", "curriculum": {"name": "reasoning"}, "outcomes": [{"name": "math"}],
-        "max_new_tokens": 8, "max_turns": 1, "timeout_s": 9.0,
-    }  # fmt: skip
+    """The bodies of both stages."""
+    monkeypatch.setattr("tasks.sampling.open_sampling", opened(domain("a", judge)))
     settings = {"problems": {"rl": 24}, "keep": ["solved", "moderate"]}
-    written = {"settings": settings, "domains": [scored]}
+    written = {"settings": settings, "domains": [SCORED]}
     context = stage_context(tmp_path, "screen", {"model": tmp_path})
     metrics = await run_screen(ScreenSpec.model_validate(written), context)
     assert (metrics["pool/solved"], metrics["rollouts"]) == (6, 24 * 8)

@@ -100,14 +100,18 @@ def powers_of_two(highest: int) -> list[int]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """95% interval of the mean of independent values in [0, 1], as (low, high).
 
-    Wilson's score interval with the number of yes-or-no trials that would have the values' standard
-    error (Korn and Graubard 1998), so that 128 of 128 right does not claim certainty.
+    Wilson's score interval, whose trials are the values where each is 0 or 1, and else as many as
+    would have the values' standard error (Korn and Graubard 1998). So 128 of 128 right does not
+    claim certainty.
+    Example: 1 of 8 right -> (0.0224, 0.4709)
     """
     if not values:
         return 0.0, 1.0
-    centre, error = mean(values), standard_error(values)
+    centre, trials = mean(values), float(len(values))
     spread = centre * (1 - centre)
-    trials = spread / error**2 if error and spread > 0 else float(len(values))
+    # Of equal values the rounding of their mean would be taken for what they vary.
+    if min(values) < max(values) and not {*values} <= {0, 1}:
+        trials = spread / standard_error(values) ** 2
     z2 = Z95**2
     middle = (centre + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * math.sqrt(spread / trials + z2 / (4 * trials**2))
@@ -161,19 +165,17 @@ class SettingScores(Found):
 
 
 def by_samples(outcomes: Sequence[Sequence[float | None]]) -> list[ScalingPoint]:
-    """Return the curve of each problem's sample outcomes; empty for one sample each.
+    """Return the curve of each problem's sample outcomes, each point over the problems with so many
+    verdicts; empty for one sample each.
 
     Example: [[1, 0, 0, 0]] -> 0.25 of 1 sample, 0.5 of 2, 1 of 4
     """
-    judged = [of for of in verdicts(outcomes) if of]
-    return [
-        _point(
-            k,
-            [best_of(samples, k) for samples in judged],
-            [best_of(_solved(samples), k) for samples in judged],
-        )
-        for k in budgets(min(map(len, judged), default=0))
-    ]
+    judged, points = verdicts(outcomes), list[ScalingPoint]()
+    for k in budgets(max(map(len, judged), default=0)):
+        enough = [of for of in judged if len(of) >= k]
+        scores = [best_of(of, k) for of in enough]
+        points.append(_point(k, scores, [best_of(_solved(of), k) for of in enough]))
+    return points
 
 
 def by_turns(

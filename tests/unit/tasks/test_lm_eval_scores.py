@@ -51,11 +51,10 @@ def test_each_metric_has_the_interval_that_its_documents_allow() -> None:
     sums, texts, facts, both = scores_of(FOUND)
     assert (sums.name, sums.value, sums.documents) == ("sums exact_match", 0.75, 4)
     assert sums.outcomes == [1.0, 1.0, 0.0, 1.0], "in the documents' order"
-    # Wilson's with the trials of the outcomes' own error: s^2 = 0.25, error^2 = 0.0625, so 3 of
-    # them. Middle (0.75 + 3.8415 / 6) / (1 + 3.8415 / 3) = 0.6096, half of the width
-    # 1.95996 / 2.2805 x sqrt(0.1875 / 3 + 3.8415 / 36) = 0.3535
-    assert sums.low == pytest.approx(0.2561, abs=5e-4)
-    assert sums.high == pytest.approx(0.9632, abs=5e-4)
+    # Wilson's of 3 in 4. Middle (0.75 + 3.8415 / 8) / (1 + 3.8415 / 4) = 0.62753, half of the
+    # width 1.95996 / 1.96037 x sqrt(0.1875 / 4 + 3.8415 / 64) = 0.32690
+    assert sums.low == pytest.approx(0.3006, abs=1e-4)
+    assert sums.high == pytest.approx(0.9544, abs=1e-4)
     # No mean over documents: of lm-eval's own error, 10 -+ 1.96
     assert (texts.low, texts.high) == pytest.approx((8.040036, 11.959964))
     assert texts.outcomes == []

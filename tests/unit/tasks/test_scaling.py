@@ -41,8 +41,14 @@ def test_the_score_by_samples_by_hand() -> None:
     assert all(p.low < p.score < p.high for p in points)
 
 
-def test_the_fewest_samples_of_a_problem_end_the_curve() -> None:
-    assert [p.budget for p in by_samples([[1.0] * 4, [0.0] * 2])] == [1, 2]
+def test_one_problem_s_failed_verdicts_leave_the_curve_of_the_others() -> None:
+    """Each point is over the problems with so many verdicts, as the best of k is."""
+    points = by_samples([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, None, None], [1.0, *[None] * 3]])
+    assert [p.budget for p in points] == [1, 2, 4]
+    # 1: (1/4 + 1/2 + 1) / 3; 2: (1/2 + 1) / 2; 4: 1
+    assert [p.score for p in points] == pytest.approx([7 / 12, 3 / 4, 1])
+    assert [p.solved for p in points] == pytest.approx([7 / 12, 3 / 4, 1])
+    assert [p.budget for p in by_samples([[1.0] * 4, [0.0] * 2])] == [1, 2, 4]
     assert by_samples([[1.0], [0.0]]) == by_samples([]) == []
 
 

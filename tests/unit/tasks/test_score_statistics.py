@@ -102,11 +102,25 @@ def test_the_interval_of_all_right_does_not_claim_certainty():
 
 
 def test_the_interval_of_yes_or_no_outcomes_is_wilsons():
-    # p = 8/10, n = 10 with the variance of a sample (n - 1): n_eff = 9
-    # middle = (.8 + 3.8415/18) / (1 + 3.8415/9) = 1.01342 / 1.42683 = .71026
-    # half = 1.95996 / 1.42683 x sqrt(.16/9 + 3.8415/324) = 1.37365 x .17217 = .23650
+    # p = 8/10, n = 10
+    # middle = (.8 + 3.8415/20) / (1 + 3.8415/10) = .99207 / 1.38415 = .71674
+    # half = 1.95996 / 1.38415 x sqrt(.16/10 + 3.8415/400) = 1.41601 x .16002 = .22658
     low, high = interval([1.0] * 8 + [0.0] * 2)
-    assert (low, high) == pytest.approx((0.4738, 0.9468), abs=2e-4)
+    assert (low, high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert interval([1.0] + [0.0] * 7) == pytest.approx((0.0224, 0.4709), abs=1e-4)
+    assert interval([1.0] * 7 + [0.0]) == pytest.approx((0.5291, 0.9776), abs=1e-4)
+
+
+def test_the_interval_of_equal_values_does_not_claim_certainty():
+    # Their mean is not 5/6 to the last digit; 99 trials, of which 82.5 are right
+    assert interval([5 / 6] * 99) == pytest.approx((0.7478, 0.8940), abs=1e-4)
+
+
+def test_the_interval_of_partly_right_problems_is_as_narrow_as_they_vary_little():
+    # .25 and .75, four times each: error^2 = .0625 / 7, so .25 / error^2 = 28 trials
+    # half = 1.95996 / 1.13720 x sqrt(.25/28 + 3.8415/3136) = 1.72350 x .10076 = .17366
+    low, high = interval([0.25, 0.75] * 4)
+    assert (low, high) == pytest.approx((0.3263, 0.6737), abs=1e-4)
 
 
 def test_an_interval_of_nothing_is_everything():

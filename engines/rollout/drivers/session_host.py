@@ -201,7 +201,7 @@ class SessionHost:
         out_of = "token budget" if budget <= room else "context length"
         if min(budget, room) < 1:
             return Turn(None, End(Status.TRUNCATED, out_of))
-        began = len(session.tokens)
+        began, before = len(session.tokens), session.num_generated
         problem = asked or self._attempt.problem
         finish = await self._write(session, min(budget, room), is_last, problem)
         if finish == "abort":
@@ -210,6 +210,8 @@ class SessionHost:
             return Turn(None, End(Status.ABORTED, "the engine returned no token"))
         said = self.chat.parse(problem, session.tokens[began:], session.tokens[:began])
         if finish == "length":
+            if session.num_generated - before < min(budget, room):  # what was put in took the rest
+                out_of = "context length"
             return Turn(said, End(Status.TRUNCATED, out_of))
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
 
@@ -235,7 +237,10 @@ class SessionHost:
             session.extend(ids)
             self._forced[number] += len(ids)
 
-        ended = await write_thought(session, self.chat, problem, budget, most, write, force)
+        context = self._context
+        ended = await write_thought(
+            session, self.chat, problem, budget, most, context, write, force
+        )
         if ended is not None:
             return ended
         left = min(end - session.num_generated, self._context - len(session.tokens))

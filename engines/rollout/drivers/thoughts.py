@@ -32,27 +32,34 @@ async def write_thought(
     problem: Problem,
     budget: ThoughtBudget,
     most: int,
+    context: int,
     write: Write,
     force: Force,
 ) -> Finish | None:
     """Have a turn's thought written, if it may have one. -> how the turn ended in it; None where
-    the answer is still to be written. `most`: tokens of the whole turn."""
+    the answer is still to be written. `most`: tokens of the whole turn; `context`: of the session,
+    in which what is put in counts as well."""
     begun, first, waits = len(session.tokens), session.num_generated, budget.waits
     most_of_thought = most if budget.tokens is None else min(most, budget.tokens)
     while chat.open_thought(problem, session.tokens[begun:]) is not False:
-        left = most_of_thought - (session.num_generated - first)
+        room = context - len(session.tokens)
+        left = min(most_of_thought - (session.num_generated - first), room)
         ends = chat.thought_end_ids if waits else ()
         finish = await write(left, ends) if left > 0 else "length"
         if finish == "length":
             is_open = chat.open_thought(problem, session.tokens[begun:])
-            if is_open and session.num_generated - first < most:
-                force(chat.thought_closing_ids(session.tokens[begun:]))
+            closing = chat.thought_closing_ids(session.tokens[begun:]) if is_open else []
+            fits = len(session.tokens) + len(closing) < context
+            if closing and fits and session.num_generated - first < most:
+                force(closing)
             return None
         if finish == "abort" or int(session.tokens[-1]) not in ends:
             return finish
-        if not chat.open_thought(problem, session.tokens[begun:-1]):
+        wait = chat.text_ids(WAIT)
+        fits = len(session.tokens) - 1 + len(wait) < context
+        if not fits or not chat.open_thought(problem, session.tokens[begun:-1]):
             return None
         session.cut(len(session.tokens) - 1)
-        force(chat.text_ids(WAIT))
+        force(wait)
         waits -= 1
     return None

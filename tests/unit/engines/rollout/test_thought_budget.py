@@ -35,11 +35,16 @@ def thinks(of: int) -> Callable[[str, Sampling], str]:
 
 
 async def rolled(
-    policy: Policy, budget: ThoughtBudget | None, *, most: int = 40, pace: Pace | None = None
+    policy: Policy,
+    budget: ThoughtBudget | None,
+    *,
+    most: int = 40,
+    pace: Pace | None = None,
+    context: int = 192,
 ) -> Rollout:
     made = domain("d", lambda answer: 1.0, max_new_tokens=most)
     problem = made.curriculum.problems("heldout", 1, 0)[0]
-    (rollout,) = await roller(policy).roll_group(
+    (rollout,) = await roller(policy, context_length=context + 8).roll_group(
         made, problem, 1, temperature=1.0, group_id="g", seed_name="g", thought=budget, pace=pace
     )
     return rollout
@@ -87,6 +92,33 @@ async def test_a_thought_that_ends_is_made_to_go_on() -> None:
     rollout = await rolled(Policy(say), ThoughtBudget(tokens=4, waits=1))
     assert (text(rollout), forced(rollout)) == ("{abWaitc}7", "Wait}")
     assert rollout.samples[0].num_trained_tokens == len("{abc7") + 1, "with the end of the turn"
+
+
+async def test_what_is_put_in_leaves_the_context_as_long_as_it_is() -> None:
+    """The prompt has three tokens, and a session has 20 of them: each `Wait` takes four."""
+
+    def say(prompt: str, sampling: Sampling) -> str:
+        turn = prompt.rpartition(">")[2]
+        if "}" in turn:
+            return "7" * sampling.max_new_tokens
+        return ("" if turn else "{") + "ab" + "}"
+
+    policy = Policy(say)
+    budget = ThoughtBudget(waits=9)
+    rollout = await rolled(policy, budget, context=20)
+    assert (text(rollout), forced(rollout)) == ("{abWaitabWaitab}7", "WaitWait")
+    assert (rollout.status, rollout.transcript.reason) == (Status.TRUNCATED, "context length")
+    asked = [len(prompt) + sampling.max_new_tokens for prompt, sampling in policy.calls]
+    assert max(asked) == 20
+    for context in range(8, 40):
+        policy = Policy(say)
+        rollout = await rolled(policy, budget, context=context)
+        asked = [len(prompt) + sampling.max_new_tokens for prompt, sampling in policy.calls]
+        assert max(asked) <= context
+        assert len(rollout.samples[0].tokens) <= context
+    # The end of a thought that is too long takes a token as well.
+    rollout = await rolled(Policy(thinks(of=20)), ThoughtBudget(tokens=8), context=12)
+    assert (text(rollout), forced(rollout)) == ("{abcdefgh", "")
 
 
 async def test_the_turn_s_budget_ends_the_turn_in_its_thought() -> None:

@@ -6,6 +6,7 @@ Axes: N samples, R trained tokens, S steps of trajectories, U turns, K teachers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -155,7 +156,8 @@ class GdpoAdvantage(PartWithCode):
 def gdpo_advantages(tokens: StepTokens) -> Tensor:
     """Sum of weight x (score - group mean) / group deviation, of each reward (arXiv 2601.05242).
 
-    Rollouts whose sums are equal differ where their parts do.
+    Rollouts whose sums are equal differ where their parts do. A reward that counts for some
+    rollouts alone is normalised among these; the others have 0 of it.
     Example: scores 1, 0, 0 and 0, 1, 1 of weights 1 and 0.5 -> 1.155 - 0.577 = 0.577 of the first,
     -0.289 of the others.
     """
@@ -165,7 +167,13 @@ def gdpo_advantages(tokens: StepTokens) -> Tensor:
     if made is None:
         raise ValueError("gdpo needs what each reward of the rubric says")
     normalised = partial(group_advantages, should_normalize_std=True)
-    of_each = [per_rollout(tokens, scores_N, normalised) for scores_N in made.scores_NC.T]
+    of_each: list[Tensor] = []
+    for c, scores_N in enumerate(made.scores_NC.T):
+        among = tokens
+        if made.counts_NC is not None:  # those for which it does not count: 0 each, in own groups
+            among = replace(tokens, group_N=2 * tokens.group_N + ~made.counts_NC[:, c])
+            scores_N = scores_N.where(made.counts_NC[:, c], 0.0)
+        of_each.append(per_rollout(among, scores_N, normalised))
     return (torch.stack(of_each, 1) * made.weights_NC).sum(1)[tokens.sequence_R]
 
 

@@ -194,11 +194,14 @@ def example_step(needs: Collection[Need] = ()) -> StepTokens:
 
 
 def _example_components() -> Components:
-    """Two rewards whose weighted sum is the step's; only the first judges the lone sample."""
+    """Two rewards whose weighted sum is the step's; only the first judges the lone sample, and the
+    second counts for right rollouts alone."""
     scores = [[1.0, 0.0], [0.5, -1.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]]
     weights = [[1.0, 0.5]] * 5 + [[1.0, 0.0]]
     return Components(
-        torch.tensor(scores, dtype=torch.float64), torch.tensor(weights, dtype=torch.float64)
+        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor(weights, dtype=torch.float64),
+        torch.tensor([[True, score != 0] for _, score in scores]),
     )
 
 
@@ -269,7 +272,11 @@ def _reordered(tokens: StepTokens, order_N: Tensor) -> tuple[StepTokens, Tensor]
         teacher_weights_NK=_at(tokens.teacher_weights_NK, order_N),
         turns=tokens.turns and _turns_moved(tokens.turns, order_N, places_R),
         components=tokens.components
-        and Components(tokens.components.scores_NC[order_N], tokens.components.weights_NC[order_N]),
+        and Components(
+            tokens.components.scores_NC[order_N],
+            tokens.components.weights_NC[order_N],
+            _at(tokens.components.counts_NC, order_N),
+        ),
     )
     return moved, places_R
 

@@ -88,6 +88,9 @@ class Components:
     """float64, the higher the better"""
     weights_NC: Tensor
     """float64, the same in a group; 0: the reward does not judge it"""
+    counts_NC: Tensor | None = None
+    """bool: whether the reward counts for the sample's rollout, which one that is `only_right` does
+    where it is right; its score is 0 elsewhere. None: each does"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,12 +143,13 @@ def _proxy(sample: Sample) -> float | None:
 
 
 def _best_of_n(compared: Sequence[tuple[list[float], list[float]]]) -> Iterator[BestOfN]:
-    """Nothing where a problem has one answer."""
-    for n in budgets(min((len(proxies) for proxies, _ in compared), default=0)):
-        outcomes = [chosen_by(proxies, outcomes, n) for proxies, outcomes in compared]
+    """Each over the problems with so many answers; nothing where all have one."""
+    for n in budgets(max((len(proxies) for proxies, _ in compared), default=0)):
+        enough = [(proxies, outcomes) for proxies, outcomes in compared if len(proxies) >= n]
+        outcomes = [chosen_by(proxies, outcomes, n) for proxies, outcomes in enough]
         yield BestOfN(
             n=n, kl=best_of_n_kl(n), outcome=mean(outcomes), stderr=standard_error(outcomes),
-            proxy=mean([chosen_by(proxies, proxies, n) for proxies, _ in compared]),
+            proxy=mean([chosen_by(proxies, proxies, n) for proxies, _ in enough]),
         )  # fmt: skip
 
 

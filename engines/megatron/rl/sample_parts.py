@@ -176,7 +176,7 @@ def _shares(samples: Sequence[Sample], counts: np.ndarray) -> list[float]:
 
 def components_of(samples: Sequence[Sample]) -> Components:
     """Scores and weights of the rewards with a weight; a negative one turns the score's sign. One
-    that a rollout was not asked about, as it was cut off or wrong, gave it 0.
+    that is `only_right`, as some rollouts do not have it, counts for those alone that do.
 
     A rollout that broke a protocol or a rule has of each at most the least of its group. Raises
     TrainingStopped where rollouts do not say their rewards, or have one alone.
@@ -197,14 +197,27 @@ def components_of(samples: Sequence[Sample]) -> Components:
             " themselves; add one, or choose the advantage `group`"
         )
     scores, weights = list[torch.Tensor](), list[list[float]]()
-    for name in names:
+    counts = torch.ones(len(samples), len(names), dtype=torch.bool)
+    for place, name in enumerate(names):
         of_each = [of_group[sample.group_id].get(name, 0.0) for sample in samples]
+        # No reward says anything of a broken protocol: only of others it tells who was not asked.
+        asked = [name in sample.rewards for sample in samples]
+        if any(
+            weight and not was and sample.status is not Status.MALFORMED
+            for sample, weight, was in zip(samples, of_each, asked, strict=True)
+        ):
+            counts[:, place] = torch.tensor(asked)
         signed = [
             0.0 if sample.is_broken else sample.rewards.get(name, 0.0) * (-1 if weight < 0 else 1)
             for sample, weight in zip(samples, of_each, strict=True)
         ]
-        scores.append(broken_last(samples, torch.tensor(signed, dtype=torch.float64)))
+        scores_N, its = torch.tensor(signed, dtype=torch.float64), counts[:, place]
+        counted = [sample for sample, each in zip(samples, its.tolist(), strict=True) if each]
+        if counted:
+            scores_N[its] = broken_last(counted, scores_N[its])
+        scores.append(scores_N)
         weights.append([abs(weight) for weight in of_each])
     if not names:  # all broke the protocol: no rewards were asked
         return Components(*(torch.zeros(len(samples), 1, dtype=torch.float64) for _ in range(2)))
-    return Components(torch.stack(scores, 1), torch.tensor(weights, dtype=torch.float64).T)
+    weights_NC = torch.tensor(weights, dtype=torch.float64).T
+    return Components(torch.stack(scores, 1), weights_NC, None if counts.all() else counts)

@@ -126,6 +126,19 @@ def test_of_one_reward_it_is_the_groups_and_whitened_it_has_the_batchs_scale() -
     assert (float(whole.mean()), float(whole.std())) == pytest.approx((0.0, 1.0), abs=1e-6)
 
 
+@pytest.mark.proof("advantage gdpo", "hand", numbers=3)
+def test_a_reward_that_counts_for_some_compares_these_alone() -> None:
+    # First part: 1, 1, 0 of mean 2/3 and deviation 0.57735: 0.57735 twice, -1.1547. Second, of the
+    # first two: -1, 0: -+0.70711.
+    made = [reply(0, 0, n, 1) for n in range(3)]
+    step = scored(made, [[1, -1], [1, 0], [0, -9]], [1, 1])
+    assert step.components is not None
+    counts = torch.tensor([[True, True], [True, True], [True, False]])
+    step = replace(step, components=replace(step.components, counts_NC=counts))
+    wanted = [0.5773503 - 0.7071068, 0.5773503 + 0.7071068, -1.1547005]
+    assert advantages(PLAIN, step).tolist() == pytest.approx(wanted, abs=5e-6)
+
+
 @pytest.mark.proof("advantage gdpo", "edge")
 def test_equal_scores_and_lone_rollouts_have_exactly_none() -> None:
     made = [reply(0, 0, 0, 3), reply(1, 0, 1, 5), reply(7, 1, 2, 2)]

@@ -218,6 +218,10 @@ def test_the_best_of_n_by_a_reward_model_by_hand():
     # deviations -.6, .2, .4 of the mean .6: sqrt(.56 / 2 / 3)
     assert two.stderr == pytest.approx(0.305505, abs=1e-6)
     assert score_points(evaluated(2, *groups))["d"].best_of_n == []
+    # One problem with one verdict leaves the best of two to the others.
+    lost = [judged_rollout(0.9, 0.0), failed, failed]
+    one, two = score_points(evaluated(0, lost, *groups[1:]))["d"].best_of_n
+    assert (one.outcome, two.outcome) == (pytest.approx(1.1 / 3), pytest.approx(0.9))
     alone = score_points(evaluated(0, [rollout_of(Status.COMPLETED, {"outcome": 1.0})] * 2))["d"]
     assert (alone.outcome, alone.proxy, alone.best_of_n) == (1.0, None, [])
 

@@ -51,6 +51,44 @@ def test_a_broken_rollout_has_of_each_reward_the_least(breaks: str) -> None:
     assert worth(made, advantage={"std": False}) == pytest.approx([2.0, -1.0, -1.0])
 
 
+def one_right(*lengths: float | None) -> list[Sample]:
+    """A rollout for each length, which is `only_right`; None: wrong, so that it was not asked."""
+    made = [sample(f"r{n}", 0.0, trained=1) for n in range(len(lengths))]
+    for each, length in zip(made, lengths, strict=True):
+        each.rewards = {"outcome": 0.0} if length is None else {"outcome": 1.0, "length": length}
+        each.reward_weights = {"outcome": 1.0, "length": 2.0}
+        each.reward = each.rewards["outcome"] + 2.0 * each.rewards.get("length", 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        # The only right answer has nobody to be compared with: outcome 1, 0, 0, 0 alone.
+        ([-0.5, None, None, None], [1.5, -0.5, -0.5, -0.5]),
+        # Outcome +-0.8660; length -0.5, 0 of the right ones +-0.7071 x 2.
+        ([-0.5, 0.0, None, None], [-0.5482, 2.2802, -0.8660, -0.8660]),
+        ([None, None], [0.0, 0.0]),
+        ([-1.0, 0.0], [-1.4142, 1.4142]),
+    ],
+)
+def test_a_reward_of_right_answers_alone_compares_these_alone(
+    lengths: list[float | None], expected: list[float]
+) -> None:
+    assert worth(one_right(*lengths), **GDPO) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_broken_rollout_is_not_compared_by_a_reward_of_right_answers_alone() -> None:
+    made = one_right(-0.5, None, None)
+    made[2].status, made[2].reward_weights = Status.MALFORMED, {}
+    # Outcome 1, 0, 0: 1.1547, -0.5774 twice; length of the first alone.
+    assert worth(made, **GDPO) == pytest.approx([1.1547, -0.57735, -0.57735], abs=1e-4)
+    vetoed = one_right(-0.5, 0.0, None)
+    vetoed[1].rewards["vetoed"] = 1.0
+    # Outcome 1, 0, 0, as it is vetoed; length -0.5 of the first, and of the vetoed one no more.
+    assert worth(vetoed, **GDPO) == pytest.approx([1.1547, -0.57735, -0.57735], abs=1e-4)
+
+
 def test_a_group_whose_others_are_equal_to_a_vetoed_one_has_no_signal() -> None:
     vetoed = scored("a", 1, 0)
     vetoed.reward, vetoed.rewards["vetoed"] = 0.0, 1.0

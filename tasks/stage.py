@@ -289,7 +289,7 @@ class Checkpoints(Protocol):
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
         """Return what this and earlier attempts noted under numbers from `first` to `last` (None:
-        to the end), by number, then oldest first."""
+        to the end), in the order in which they did."""
         ...
 
 

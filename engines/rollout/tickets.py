@@ -319,7 +319,8 @@ class ToldResults:
         """The first `count`, from the notes of earlier attempts; go on after them. Raises
         CorruptArtifact if some are missing."""
         found: list[TicketResult] = []
-        # An attempt that continued from an earlier checkpoint wrote over what came after it.
+        # An attempt that went on from an earlier checkpoint wrote after those before it: what these
+        # noted from there on it was not told.
         for note in self._notes.notes("told", 0, count - 1) if count else ():
             first, rows = orjson.loads(note)
             found[first:] = [TicketResult(*row) for row in rows]

@@ -42,7 +42,8 @@ class Notes(Protocol):
     def note(self, kind: NoteKind, number: int, data: bytes) -> None: ...
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> Sequence[bytes]:
-        """Under numbers from `first` to `last` (None: to the end), by number, oldest first."""
+        """Under numbers from `first` to `last` (None: to the end), in the order in which they were
+        written: those of an earlier attempt first."""
         ...
 
 

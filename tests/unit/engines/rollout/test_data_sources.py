@@ -17,8 +17,10 @@ from engines.rollout.sources import (
     build_source,
     source_faults,
 )
-from engines.rollout.tickets import ChosenTickets, build
+from engines.rollout.tickets import ChosenTickets, ToldResults, build
 from infra.errors import CorruptArtifact, InputError
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import Store
 from tests.parts.loop_parts import Notes, Parts, by_seed
 from tests.parts.rollout_parts import domain
 
@@ -332,6 +334,30 @@ def test_an_attempt_that_went_on_from_an_earlier_checkpoint_is_told_what_it_made
     third = tickets(Told(), notes=notes)
     third.restore(state)
     assert third._source.numbers == list(range(10))
+
+
+def test_results_of_an_attempt_that_was_left_are_not_told(tmp_path):
+    """The first attempt saves after 10, 20 and 30 results, which score 0 and then 0.1. The second
+    goes on from 10 and saves after 25, of which the last 15 score 0.2."""
+
+    def store(attempt):
+        root = Store(f"file://{tmp_path}")
+        return StageCheckpoints(root, "rl", "0" * 64, attempt, tmp_path / "scratch")
+
+    def saves(told, numbers, score):
+        told.add([TicketResult(n, "a", n, score, score, 0.0) for n in numbers])
+        told.take_unsaved()()
+
+    first = ToldResults(store(1))
+    for at, score in ((0, 0.0), (10, 0.1), (20, 0.1)):
+        saves(first, range(at, at + 10), score)
+    second = ToldResults(store(2))
+    second.read(10)
+    saves(second, range(10, 25), 0.2)
+    third = ToldResults(store(3))
+    assert [result.outcome for result in third.read(25)] == [0.0] * 10 + [0.2] * 15
+    with pytest.raises(CorruptArtifact, match="25 of 30 results"):
+        ToldResults(store(3)).read(30)
 
 
 def test_results_that_are_missing_are_named():

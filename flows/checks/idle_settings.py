@@ -5,7 +5,9 @@
 | `demonstrations` of `sft` | without `data`, and without a `distill` before it |
 | `critic` of `rl` and `offline` | with an advantage that has a critic |
 | `most` of `screen` | if `keep` has a pool that more answers tell apart |
-| `oversample` of `rl` | if groups may be dropped |
+| `oversample`, `refill_rounds` of `rl` | if groups may be dropped |
+| `overlong.budget`, `budget` of the reward `length` | if a rollout may be as long |
+| `thought_tokens` of `evaluate.sampling` | if a rollout may be as long |
 | `timeout_s` of a reward, a driver or a group filter | if it is the user's own, or asks a model |
 | `timeout_s` of a domain | if the curriculum, with its environment, is the user's own |
 | `fleet.max_total_tokens`, most of `fleet.sglang` | by servers of our own |
@@ -26,7 +28,7 @@ What contradicts itself is refused by the stage's own settings (`data` with `dem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -41,7 +43,7 @@ from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
 from rewards.built_in_rewards import QUICK
-from tasks.domain import CurriculumSpec, Domain
+from tasks.domain import CurriculumSpec, Domain, ScoredDomain
 from tasks.rl.spec import RlSettings
 from tasks.sft.spec import SftSettings, SftSpec
 from tasks.stage import StageSpec
@@ -81,9 +83,17 @@ def _of_stage(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
                 f" {settings.algorithm.advantage.kind} and the filter"
                 f" {settings.group_filter.name} drop none; leave it out"
             )
+        if settings.refill_rounds > 1 and not settings.drops_groups:
+            yield (
+                f"{stage.where}.refill_rounds: is hardly used, as no group is dropped for its"
+                f" rewards: the advantage {settings.algorithm.advantage.kind} and the filter"
+                f" {settings.group_filter.name} keep all; only one whose rollouts all failed is"
+                " replaced; leave it out"
+            )
         chosen = settings.group_filter
         if chosen.name in FILTERS and _is_written(chosen, "timeout_s"):
             yield f"{stage.where}.group_filter.{_no_limit(chosen.name)}"
+    yield from _of_overlong(stage)
     if fleet is not None and fleet.external:
         named = ["max_total_tokens"] if fleet.max_total_tokens is not None else []
         for name in (*named, *(f"sglang.{name}" for name in idle_at_external(fleet.sglang))):
@@ -99,6 +109,24 @@ def _of_stage(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
             )
 
 
+def _of_overlong(stage: PlannedStage) -> Iterator[str]:
+    overlong = None if stage.spec.policy is None else stage.spec.policy.algorithm.overlong
+    longest = _longest(stage.spec.sampled_domains)
+    if overlong is None or overlong.budget is None or not longest:
+        return
+    if overlong.budget * (1 - overlong.margin) >= longest:
+        yield (
+            f"{stage.where}.algorithm.overlong.budget: {overlong.budget} has no effect, as its"
+            f" penalty begins beyond the {longest} tokens that a rollout has at most"
+            " (`max_new_tokens`); leave it out, or lower it"
+        )
+
+
+def _longest(domains: Iterable[Domain | ScoredDomain]) -> int:
+    """Return how many tokens a rollout may have; 0 without a domain."""
+    return max((domain.max_new_tokens for domain in domains), default=0)
+
+
 def _no_limit(name: str) -> str:
     return f"timeout_s: is not used: {name} is built in, and has no time limit; leave it out"
 
@@ -109,6 +137,14 @@ def _of_domain(where: str, domain: Domain) -> Iterator[str]:
     for index, term in enumerate(domain.rewards):
         if term.name in QUICK and _is_written(term, "timeout_s"):
             yield f"{where}.rewards.{index}.{_no_limit(term.name)}"
+        budget, margin = (term.options.get(name) for name in ("budget", "margin"))
+        are_known = isinstance(budget, int) and isinstance(margin, int)
+        if term.name == "length" and are_known and budget - margin >= domain.max_new_tokens:
+            yield (
+                f"{where}.rewards.{index}.options.budget: {budget} has no effect, as its penalty"
+                f" begins beyond the {domain.max_new_tokens} tokens that a rollout has at most"
+                " (`max_new_tokens`); lower it"
+            )
     if domain.curriculum.name in CURRICULA and _is_written(domain, "timeout_s"):
         yield (
             f"{where}.timeout_s: is not used: it is for an environment of your own, and that of"
@@ -221,6 +257,13 @@ def _of_resources(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:
+    longest = _longest(recipe.domains)
+    for number, way in enumerate(recipe.evaluate.sampling):
+        if way.thought_tokens is not None and 0 < longest <= way.thought_tokens:
+            yield (
+                f"evaluate.sampling.{number}.thought_tokens: {way.thought_tokens} ends no thought,"
+                f" as a rollout has at most {longest} tokens (`max_new_tokens`); lower it"
+            )
     if len(recipe.domains) < 2 and _is_written(recipe.evaluate, "samples_elsewhere"):
         yield "evaluate.samples_elsewhere: is not used, as there is one domain only; leave it out"
     for field in type(recipe.lm_eval).model_fields:

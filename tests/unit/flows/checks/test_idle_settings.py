@@ -17,6 +17,8 @@ pytestmark = pytest.mark.unit
 
 PATH, DOMAIN = "experts.reasoning.path", "experts.reasoning.domain"
 RL, SFT = f"{PATH}.1.rl", f"{PATH}.0.sft"
+BRIEF = "{{name: length, options: {{budget: {}, margin: {}}}, only_right: true}}"
+"""a reward, of a domain whose rollouts have at most 24 tokens"""
 OWN = "{files: [chats.jsonl]}"
 EXTERNAL = "external: ['http://h:1']"
 
@@ -40,6 +42,15 @@ def test_a_shipped_recipe_has_none(name: str) -> None:
     ("changes", "named"),
     [
         ([f"{RL}.algorithm.preset=ppo", f"{RL}.oversample=2"], f"{RL}.oversample"),
+        ([f"{RL}.algorithm.preset=ppo", f"{RL}.refill_rounds=3"], f"{RL}.refill_rounds"),
+        ([f"{RL}.algorithm.overlong={{budget: 4096}}"], f"{RL}.algorithm.overlong.budget"),
+        ([f"{RL}.algorithm.overlong={{budget: 30}}"], f"{RL}.algorithm.overlong.budget"),
+        ([f"{DOMAIN}.rewards.1={BRIEF.format(4096, 100)}"], f"{DOMAIN}.rewards.1.options.budget"),
+        ([f"{DOMAIN}.rewards.1={BRIEF.format(34, 10)}"], f"{DOMAIN}.rewards.1.options.budget"),
+        (
+            ["evaluate.sampling=[{temperature: 0.6}, {thought_tokens: 4000}]"],
+            "evaluate.sampling.1.thought_tokens",
+        ),
         ([f"{RL}.group_filter.timeout_s=5"], f"{RL}.group_filter.timeout_s"),
         ([f"{RL}.fleet={{{EXTERNAL}, max_total_tokens: 9}}"], f"{RL}.fleet.max_total_tokens"),
         ([f"{RL}.fleet={{{EXTERNAL}, sglang: {{page_size: 4}}}}"], f"{RL}.fleet.sglang.page_size"),
@@ -79,6 +90,9 @@ def test_what_is_read_is_not_named() -> None:
     assert not said(
         "resources.devices={memory_gb: 80, per_host: 8}", f"{RL}.fleet.sglang.numa_node=[0]"
     )
+    assert not said(f"{RL}.refill_rounds=3", f"{RL}.algorithm.overlong={{budget: 29}}")
+    assert not said(f"{RL}.algorithm.overlong={{}}", f"{DOMAIN}.rewards.1={BRIEF.format(33, 10)}")
+    assert not said("evaluate.sampling=[{thought_tokens: 23}]")
     both = "{trainer: {dp: 2}, servers: 2}"
     assert not said(f"resources.stages={{unified-sft: {both}, evaluate: {both}}}"), "one block"
     assert not said("resources.default={share: true, weights: {transport: broadcast}}")

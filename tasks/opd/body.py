@@ -76,7 +76,7 @@ def _as_rl(spec: OpdSpec) -> RlSpec:
     """One round of exactly as many groups as a step trains on: none is dropped for its rewards."""
     shared = {name: value for name, value in spec.settings if name in RlSettings.model_fields}
     settings = RlSettings(**shared, oversample=1.0, refill_rounds=0)
-    return RlSpec(seed=spec.seed, settings=settings, domains=spec.domains)
+    return RlSpec(seed=spec.seed, settings=settings, domains=spec.domains, start=spec.start)
 
 
 def check_same_tokens(student: Path, teachers: Mapping[str, Path]) -> None:

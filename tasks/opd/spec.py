@@ -45,10 +45,14 @@ class OpdSpec(StageSpec):
     settings: OpdSettings
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
+    start: int = Field(default=0, ge=0)
+    """position of each domain's first problem: a later stage takes problems that none had"""
 
     @classmethod
     def in_path(cls, settings: OpdSettings, place: Place) -> tuple[Self, dict[str, str]]:
-        spec = cls(seed=place.seed, settings=settings, domains=place.with_problems())
+        spec = cls(
+            seed=place.seed, settings=settings, domains=place.with_problems(), start=place.start
+        )
         served = settings.served_teachers
         teachers = {**place.experts, **settings.teachers}
         names = [domain.name for domain in spec.domains]
@@ -80,6 +84,10 @@ class OpdSpec(StageSpec):
     @property
     def drawn(self) -> Mapping[Split, int]:
         return self.settings.drawn
+
+    @property
+    def most_problems(self) -> int:
+        return self.settings.steps * self.settings.problems_per_step
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

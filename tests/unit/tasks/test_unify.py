@@ -90,6 +90,15 @@ def test_a_stage_or_a_folder_teaches_wherever_it_is_written() -> None:
     )
 
 
+def test_a_later_opd_learns_from_problems_that_none_before_it_had() -> None:
+    opd = "{opd: {steps: 3, problems_per_step: 4, optimizer: {lr: 0.1}, teachers: {agent: base}}}"
+    path = f"[{{sft: {{steps: 2, optimizer: {{lr: 1e-3}}}}}}, {opd}, opd]"
+    loaded = load_recipe("cpu-smoke", [f"experts.agent.path={path}"])
+    specs = [s.spec for s in plan_post_train(loaded) if isinstance(s.spec, OpdSpec)]
+    assert [(spec.start, spec.most_problems) for spec in specs] == [(0, 12), (12, 12)]
+    assert [_as_rl(spec).start for spec in specs] == [0, 12]
+
+
 def test_a_served_teacher_is_a_role_of_the_stage_or_at_an_address() -> None:
     big = "{agent: {model: /models/big, role: big}, general: {url: 'http://10.0.0.2:30000',"
     big += " tokenizer: /models/mine}}"

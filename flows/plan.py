@@ -23,6 +23,7 @@ from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.mine.spec import MineSpec
 from tasks.path_context import AdmittedBy, Place, keeps_groups
 from tasks.reward.spec import RewardSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.served.served_roles import ServedRole, asked_roles, is_stage
 from tasks.served.spec import ServedSettings, ServedSpec
 from tasks.sft.spec import SftSpec
@@ -66,6 +67,7 @@ class Walk:
     """that model, once a reward model has learned from its answers: RL against it goes on from
     there, and only an `sft` on the data begins at the base"""
     _rollouts: str = ""
+    _group_size: int = 0
     _kept: list[str] = field(default_factory=list[str])
     _mined: str = ""
     _admitted: AdmittedBy | None = None
@@ -98,6 +100,7 @@ class Walk:
             sampling_model=self._sampling_model,
             has_worse_answers=self._has_worse_answers,
             rollouts=self._rollouts,
+            group_size=self._group_size,
             kept=tuple(self._kept),
             mined=self._mined,
             experts=self.experts,
@@ -128,10 +131,10 @@ class Walk:
         elif spec.makes == "data":
             self._has_worse_answers, self._judged = spec.may_keep_worse_answers, ""
             self._sampling_model = "" if self.experts else self._model or self.base
-            self._model, self._data, self._unlearned = "", name, at
-            self._rollouts = ""
+            self._model, self._data, self._unlearned, self._rollouts = "", name, at, ""
         elif spec.makes == "rollouts":
             self._rollouts = name
+            self._group_size = spec.settings.group_size if isinstance(spec, RolloutSpec) else 0
         elif spec.makes == "problems":
             curricula = [domain.curriculum for domain in spec.sampled_domains]
             self._admitted = AdmittedBy(name, list(spec.drawn), curricula, spec.kept_pools)

@@ -52,6 +52,8 @@ class Place:
     """whether some of these answers may be better than others to the same problem"""
     rollouts: str = ""
     """the groups of the `rollout` before it, as long as nothing was trained since; else empty"""
+    group_size: int = 0
+    """rollouts of each problem of these; 0: not known"""
     kept: Sequence[str] = ()
     """the stages before it that keep their rollouts whole"""
     mined: str = ""

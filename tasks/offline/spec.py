@@ -39,18 +39,22 @@ class OfflineSpec(StageSpec):
     kind: ClassVar[str] = "offline"
     makes = "model"
     settings: OfflineSettings
+    group_size: int = Field(default=0, ge=0)
+    """rollouts of each problem that was sampled; 0: not known"""
 
     @classmethod
     def in_path(cls, settings: OfflineSettings, place: Place) -> tuple[Self, dict[str, str]]:
         if not place.rollouts:
             raise InputError("it has no rollouts to train on; put `rollout` before it")
-        spec = cls(seed=place.seed, settings=settings)
+        spec = cls(seed=place.seed, settings=settings, group_size=place.group_size)
         return spec, {"model": place.model, ROLLOUTS: place.rollouts}
 
     @property
     def policy(self) -> RlSettings:
         """Return the settings as `rl` has them, which samples by itself."""
-        return RlSettings(**dict(self.settings))
+        settings = RlSettings(**dict(self.settings))
+        sampled = {"group_size": self.group_size} if self.group_size else {}
+        return settings.model_copy(update=sampled)
 
     @property
     def fleet(self) -> None:

@@ -24,7 +24,8 @@ from engines.rollout.tickets import Ticket, TicketSource
 from engines.types import Curriculum, Problem
 from infra.errors import InputError
 from tasks.admitted import restricted
-from tasks.rl.spec import Phase, Plateau, RlSpec
+from tasks.rl.phase_rules import Phase, Plateau
+from tasks.rl.spec import RlSpec
 from tasks.stage import StageContext, admitted_pools
 
 PHASES_FILE = "training/phases.json"

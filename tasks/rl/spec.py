@@ -12,7 +12,6 @@ from engines.algorithms.combinations import stale_doubts
 from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
 from engines.rollout.tickets import OnStale
 from engines.types import Split
-from infra.config import Config, PerStep, Steps
 from infra.errors import InputError
 from tasks.domain import Domain, HookSpec
 from tasks.mine.spec import MINED
@@ -20,36 +19,9 @@ from tasks.nothink import NothinkShare, mode_problems
 from tasks.path_context import Place
 from tasks.policy import PolicySettings
 from tasks.rl.part_specs import ROLLOUT_PARTS, BufferSpec, DataSourceSpec, GroupFilterSpec
+from tasks.rl.phase_rules import Phase, phase_problems
 from tasks.rl.temperature_rules import EntropyTarget, TemperatureRule, TemperatureSearch
-from tasks.screen.spec import Pool
 from tasks.stage import StageSpec
-
-
-class Plateau(Config):
-    """Scores on held-out problems that rise no more."""
-
-    evaluations: int = Field(default=3, ge=1)
-    """scores in a row that are not above the best one before them by more than `gain`"""
-    gain: float = Field(default=0.01, ge=0, lt=1)
-    """what a score must be above the best one to count as a rise; it is the mean over domains, from
-    0 to 1"""
-
-
-class Phase(Config):
-    """Part of a stage that draws the problems of some of a `screen`'s pools. The first of
-    `until_step` and `plateau` that comes true ends it."""
-
-    pools: list[Pool] = Field(min_length=1)
-    """which problems it draws, e.g. `[hard]`"""
-    group_size: PerStep | None = None
-    """rollouts per problem; None: the stage's"""
-    longest_prompts: float = Field(default=1.0, gt=0, le=1)
-    """share of each domain's problems that it keeps, those with the longest prompts; 0.5 drops the
-    shorter half"""
-    until_step: Steps | None = None
-    """its last step, counted from the stage's first"""
-    plateau: Plateau | None = None
-    """ends it when scores on held-out problems rise no more; the stage needs `evaluate`"""
 
 
 class RlSettings(PolicySettings):
@@ -244,7 +216,8 @@ class RlSpec(StageSpec):
         names = [domain.name for domain in self.domains]
         yield from mode_problems(settings.nothink_share, names, settings.algorithm.advantage)
         yield from critic_problems(settings)
-        yield from _phase_problems(settings)
+        yield from phase_problems(settings)
+        yield from _filter_problems(settings)
         yield from _temperature_problems(settings)
 
     def cautions(self) -> Iterator[str]:
@@ -322,36 +295,21 @@ def _partial_rollout_problems(settings: RlSettings, domains: Sequence[Domain]) -
         )
 
 
-def _phase_problems(settings: RlSettings) -> Iterator[str]:
-    phases = settings.phases or []
-    if phases and settings.samples_beside_training:
-        yield (
-            "phases: above max_staleness 0 the clock decides which tickets a phase has, so a"
-            " resumed stage would draw other problems; set `max_staleness: 0`, or"
-            " `partial_rollout_tokens`"
-        )
-    if phases and settings.data_source != DataSourceSpec():
-        yield "phases: they say which problems are drawn; leave `data_source` out"
-    before = 0
-    for number, phase in enumerate(phases):
-        at, is_last = f"phases.{number}", number == len(phases) - 1
-        ends = phase.until_step is not None or phase.plateau is not None
-        if is_last and ends:
-            yield f"{at}: the last phase has no end; leave `until_step` and `plateau` out"
-        elif not is_last and not ends:
-            yield f"{at}: nothing ends it; write `until_step` or `plateau`"
-        if phase.plateau is not None and settings.evaluate is None:
-            yield f"{at}.plateau: there are no scores to look at; write `evaluate` for the stage"
-        if phase.until_step is not None and not before < phase.until_step < settings.steps:
+def _filter_problems(settings: RlSettings) -> Iterator[str]:
+    """Groups that are dropped whatever their answer, as one answer is wrong or right."""
+    if settings.group_filter.name != "outcome-between":
+        return
+    sizes = {"group_size": settings.group_size} | {
+        f"phases.{number}.group_size": phase.group_size
+        for number, phase in enumerate(settings.phases or [])
+        if phase.group_size is not None
+    }
+    for field, size in sizes.items():
+        if size == 1:
             yield (
-                f"{at}.until_step: {phase.until_step} is not above {before}, where the phase before"
-                f" it ends at the latest, and below the stage's {settings.steps} steps"
-            )
-        before = phase.until_step or before
-        if phase.group_size == 1 and {"spread", "components"} & settings.algorithm.needs:
-            yield (
-                f"{at}.group_size: advantage {settings.algorithm.advantage.kind} compares the"
-                " rollouts of a group, and a group of one gives no gradient; write 2 or more"
+                f"{field}: the filter outcome-between drops groups of which all answers are right,"
+                " or all wrong, and of one answer that is every group; write 2 or more, or choose"
+                " the filter `every`"
             )
 
 

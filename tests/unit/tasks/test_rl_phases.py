@@ -13,8 +13,9 @@ from engines.rollout.records.dataset import AdmittedProblem, write_admitted
 from engines.rollout.records.journals import RolloutJournal
 from engines.types import Message, Problem
 from infra.errors import InputError
+from tasks.rl.phase_rules import Phase, Plateau
 from tasks.rl.phases import PHASES_FILE, PhasedTickets, Rise, longest, open_phases
-from tasks.rl.spec import Phase, Plateau, RlSettings, RlSpec
+from tasks.rl.spec import RlSettings, RlSpec
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import domain
 from tests.parts.stage_parts import stage_context
@@ -196,6 +197,16 @@ async def test_a_killed_stage_moves_on_at_the_same_step_with_the_same_tickets(
         ([{"until_step": 9}, {}], {}, "phases.0.until_step: 9 is not above 0"),
         ([{"until_step": 4}, {"until_step": 4}, {}], {}, "phases.1.until_step: 4 is not above 4"),
         ([{"plateau": {}}, {}], {}, "phases.0.plateau: there are no scores"),
+        (
+            [{"plateau": {}}, {}],
+            {"evaluate": {"every": 3}},
+            "phases.0.plateau: takes 4 scores, and the stage has 3 in time",
+        ),
+        (
+            [{"plateau": {}, "until_step": 8}, {"plateau": {"evaluations": 2}}, {}],
+            {"evaluate": {"every": 9}},
+            "phases.1.plateau: takes 3 scores, and the stage has 1 in time",
+        ),
         ([{"until_step": 4}, {"group_size": 1}], {}, "phases.1.group_size: advantage group"),
     ],
 )
@@ -207,6 +218,30 @@ def test_phases_that_cannot_run_are_refused_by_name(
     settings = RlSettings.model_validate({**SETTINGS, **more, "phases": written})
     (problem,) = made.model_copy(update={"settings": settings}).problems()
     assert said in problem
+
+
+def test_a_plateau_is_possible_where_its_last_score_leaves_a_step() -> None:
+    """Scores of steps 0, 2, 4 and 6 are four, and the last one moves after step 7 at the latest."""
+    phases = [{"pools": ["moderate"], "plateau": {}}, {"pools": ["hard"]}]
+    for steps, is_refused in ((7, True), (8, False), (9, False)):
+        written = {**SETTINGS, "steps": steps, "evaluate": {"every": 2}, "phases": phases}
+        settings = RlSettings.model_validate(written)
+        made = spec().model_copy(update={"settings": settings})
+        assert bool(list(made.problems())) == is_refused, steps
+
+
+def test_a_filter_that_drops_every_group_of_one_is_refused() -> None:
+    between = {"group_filter": {"name": "outcome-between"}}
+    algorithm = {"preset": "reinforce++"}
+    phases = [{"pools": ["moderate"], "until_step": 4}, {"pools": ["hard"], "group_size": 1}]
+    for more, field in (
+        ({"group_size": 1}, "group_size"),
+        ({"phases": phases}, "phases.1.group_size"),
+    ):
+        written = {**SETTINGS, **between, "algorithm": algorithm, **more}
+        made = spec().model_copy(update={"settings": RlSettings.model_validate(written)})
+        (problem,) = made.problems()
+        assert problem.startswith(f"{field}: the filter outcome-between drops groups")
 
 
 def test_a_stage_without_phases_is_what_it_was() -> None:

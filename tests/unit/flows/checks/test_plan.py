@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.catalog import FLOWS, plan_of
-from flows.checks.engines import algorithm_problems, trainer_problems
+from flows.checks.engines import algorithm_problems, trainer_problems, value_problems
 from flows.checks.servers import replay_problems
 from flows.load import load_recipe
 from flows.plan import PlannedStage
@@ -146,6 +146,26 @@ def test_only_a_mixture_of_experts_has_a_routing_to_replay() -> None:
         plan = plan_post_train(recipe)
         found = [line for stage in plan for line in trainer_problems(recipe, stage)]
         assert any("routing_replay needs a mixture" in line for line in found) == is_refused, found
+
+
+@pytest.mark.parametrize(
+    ("size", "algorithm", "said"),
+    [
+        (1, "{}", "stage agent-offline: algorithm.advantage: group compares the rollouts"),
+        (1, "{preset: reinforce++}", None),
+        (2, "{mini_batches: 8}", "offline.algorithm.mini_batches: is 8, but a step has 4 samples"),
+        (16, "{mini_batches: 32}", None),
+    ],
+)
+def test_saved_groups_are_as_large_as_their_rollout_made_them(
+    size: int, algorithm: str, said: str | None
+) -> None:
+    offline = f"{{steps: 2, problems_per_step: 2, optimizer: {{lr: 1e-3}}, algorithm: {algorithm}}}"
+    path = f"[{{rollout: {{problems: 4, group_size: {size}}}}}, {{offline: {offline}}}]"
+    recipe = load_recipe("cpu-smoke", [f"experts.agent.path={path}"])
+    plan = plan_post_train(recipe)
+    found = [*value_problems(recipe, plan), *(x for s in plan for x in algorithm_problems(s))]
+    assert [said in line for line in found] == [True] * (said is not None), found
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
+from flows.checks.contexts import teacher_cautions
 from flows.checks.data import (
     message_file_cautions,
     message_file_problems,
@@ -189,6 +190,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         yield from algorithm_cautions(stage)
         yield from judge_cautions(stage)
+        yield from teacher_cautions(recipe, plan, stage)
         yield from fp8_cautions(stage)
         yield from processor_cautions(recipe, stage)
 

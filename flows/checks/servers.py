@@ -16,6 +16,7 @@ from engines.families.common.registry import model_shape
 from engines.sglang.server_options import check_options, check_parallel
 from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import check_fp8
+from flows.checks.contexts import RESERVE, teacher_problems
 from flows.checks.engines import model_config, positions_of
 from flows.explain import nearest
 from flows.plan import PlannedStage
@@ -36,8 +37,6 @@ _MEASURED = {
     "enable_deterministic_inference": (True,),
     "sampling_backend": ("pytorch",),
 }
-_RESERVE = 8
-"""positions that SGLang keeps free at the end of its context"""
 _NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
 NOT_HERE = (
     "determinism: auto is `close` here: this host has a GPU, and no GPU kernel was tested to give"
@@ -60,6 +59,7 @@ def _context(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items() if e.domain
     }
     for stage in plan:
+        yield from teacher_problems(plan, placed, stage)
         if stage.spec.fleet is None:
             continue
         where, field = "the model's context", "base: the model's context"
@@ -75,18 +75,18 @@ def _context(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             length = written
         if length is None:
             continue
-        most = length - _RESERVE - 1
+        most = length - RESERVE - 1
         if most < 1:
             yield (
-                f"{field} of {length} tokens holds no prompt and answer beside the {_RESERVE} that"
-                f" SGLang keeps free; at least {_RESERVE + 2}, and the prompts' length"
+                f"{field} of {length} tokens holds no prompt and answer beside the {RESERVE} that"
+                f" SGLang keeps free; at least {RESERVE + 2}, and the prompts' length"
             )
             continue
         for domain in stage.spec.sampled_domains:
             if domain.max_new_tokens > most:
                 yield (
                     f"{placed[domain.name]}.max_new_tokens: is {domain.max_new_tokens}, but"
-                    f" {where} has {length} tokens, of which SGLang keeps {_RESERVE} free; allowed:"
+                    f" {where} has {length} tokens, of which SGLang keeps {RESERVE} free; allowed:"
                     f" 1 to {most} minus the prompt's tokens"
                 )
 

@@ -1,0 +1,76 @@
+"""Checks how long the texts are that served teachers take: they score whole rollouts, and one that
+is longer ends the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from engines.families.common.model_config import usable_positions
+from flows.checks.engines import config_made, model_report, positions_of
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from tasks.served.served_roles import ServedRole
+
+RESERVE = 8
+"""positions that SGLang keeps free at the end of its context"""
+_OWN = 1
+"""position that a server needs beside the text that it scores"""
+
+
+def teacher_problems(
+    plan: Sequence[PlannedStage], placed: Mapping[str, str], stage: PlannedStage
+) -> Iterator[str]:
+    """Answers that a teacher's context does not hold, whatever the prompts; `placed`: where the
+    recipe has each domain."""
+    for domain, role in _teachers(stage):
+        where = f"{stage.where}.served_teachers.{domain}"
+        length, positions = role.fleet.context_length, _positions(plan, stage, role)
+        if length is not None and positions is not None and length > positions:
+            yield (
+                f"{where}.fleet.context_length: is {length}, but texts of {role.model} have at most"
+                f" {positions} tokens; write {positions} or less, or leave it out"
+            )
+            continue
+        length = length or positions
+        answer = {d.name: d.max_new_tokens for d in stage.spec.sampled_domains}[domain]
+        if length is not None and answer + _OWN >= length:
+            yield (
+                f"{where}: takes {length} tokens, prompt and all, and scores answers of up to"
+                f" {answer} ({placed[domain]}.max_new_tokens); raise its `fleet.context_length`,"
+                " lower `max_new_tokens`, or name another model"
+            )
+
+
+def teacher_cautions(
+    recipe: Recipe, plan: Sequence[PlannedStage], stage: PlannedStage
+) -> Iterator[str]:
+    """Teachers that take shorter texts than the student may write."""
+    fleet = stage.spec.fleet
+    ours = None if fleet is None else fleet.context_length or positions_of(recipe, plan, stage)
+    for domain, role in _teachers(stage):
+        length = role.fleet.context_length or _positions(plan, stage, role)
+        if ours is not None and length is not None and length < ours - RESERVE + _OWN:
+            yield (
+                f"{stage.where}.served_teachers.{domain}: takes {length} tokens, and a rollout may"
+                f" have {ours - RESERVE}: one that is too long for the teacher ends the stage; set"
+                f" {stage.where}.fleet.context_length to {length}"
+            )
+
+
+def _teachers(stage: PlannedStage) -> Iterator[tuple[str, ServedRole]]:
+    """Each that has servers of the stage, by its domain: of others nothing is known."""
+    for domain, teacher in stage.spec.served_teachers.items():
+        role = teacher.served_role(domain)
+        if role is not None:
+            yield domain, role
+
+
+def _positions(plan: Sequence[PlannedStage], stage: PlannedStage, role: ServedRole) -> int | None:
+    """Return the positions of a teacher's model; None where its folder is out of reach."""
+    name = stage.inputs[role.input]
+    made = next((each for each in plan if each.name == name), None)
+    folder = None if made is None else made.spec.served_folder
+    report = None if folder is None else model_report(folder)
+    config = config_made(plan, name) if report is None else report.config
+    return usable_positions(config or {})

@@ -103,8 +103,11 @@ def server_options(
 
 def _shorter_context(model: Path) -> int | None:
     """Return the context of a model whose texts have fewer tokens than SGLang takes from its
-    config.json; None for any other."""
-    config = read_config(model)
+    config.json; None for any other, also for a folder that SGLang itself will refuse."""
+    try:
+        config = read_config(model)
+    except InputError:
+        return None
     usable = usable_positions(config)
     return None if usable == config.get("max_position_embeddings") else usable
 

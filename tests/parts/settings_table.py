@@ -46,8 +46,7 @@ def table() -> str:
         kinds.setdefault((_listed(of_domain), _listed(neutral(kind))), []).append(kind)
     lines = [head, ["---"] * len(head)]
     lines += [[_listed(alike), *settings] for settings, alike in kinds.items()]
-    named = "; ".join(f"{word}: {_quoted(names)}" for word, names in _TOGETHER.items())
-    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", f"{named}."])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def neutral(kind: str) -> list[str]:
@@ -107,7 +106,8 @@ def _models(annotation: Any) -> Sequence[type[BaseModel]]:
 
 def into_page(text: str) -> str:
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    named = "; ".join(f"{word}: {_quoted(names)}" for word, names in _TOGETHER.items())
+    return f"{before}{BEGIN}\n{table()}\n\n{named}.\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

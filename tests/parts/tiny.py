@@ -50,7 +50,8 @@ def without_end(model: Path, copy: Path) -> Path:
     shutil.copytree(model, copy)
     for name in ("config.json", "generation_config.json"):
         fields = json.loads((copy / name).read_text())
-        (copy / name).write_text(json.dumps({k: v for k, v in fields.items() if k != _END}))
+        # A field that is left out is the family's default: of Llama's token 2.
+        (copy / name).write_text(json.dumps(fields | {_END: None}))
     return copy
 
 

@@ -56,10 +56,12 @@ def main(wanted: Sequence[str]) -> int:
     warnings.simplefilter("ignore")
     began = time.monotonic()
     rows: list[Row] = []
-    for section in _sections(wanted or SECTIONS):
-        rows += section
-        write(rows, RESULT)  # what comes later may fail
-    show(rows, f"bench, {time.monotonic() - began:.0f} s")
+    try:
+        for section in _sections(wanted or SECTIONS):
+            rows += section
+            write(rows, RESULT)  # what comes later may fail
+    finally:
+        show(rows, f"bench, {time.monotonic() - began:.0f} s")
     return 0 if all(row.holds for row in rows) else 1
 
 
@@ -108,7 +110,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     if set(wanted) & set(WITH_A_MODEL):
         yield from _with_a_model(wanted)
     if REAL in wanted:
-        yield _real()
+        yield from _real()
 
 
 def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
@@ -152,7 +154,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
             yield _section("overhead", lambda: overhead.measure(bench.model))
 
 
-def _real() -> list[Row]:
+def _real() -> Iterator[list[Row]]:
     from tests.programs.bench import real
     from tests.programs.bench.servers import servers
     from tests.programs.bench.workbench import real_workbench
@@ -162,7 +164,7 @@ def _real() -> list[Row]:
         real_workbench(Path(folder)) as bench,
         servers(bench.folder / "logs") as engines,
     ):
-        return _served(REAL, real.measure, bench, engines)
+        yield from real.measure(bench, engines)
 
 
 def _served(

@@ -4,7 +4,7 @@ are the figure that a busy machine changes least; they count every process of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -27,13 +27,12 @@ GREEDY, GREEDY_TOKENS = 50, 16
 DOMAIN = "arithmetic"
 
 
-def measure(bench: Workbench, engines: Servers) -> list[Row]:
-    return [
-        *_training(bench),
-        *asyncio.run(_generation(bench, engines)),
-        asyncio.run(rollout.measure_domain(bench, engines, 1, DOMAIN, floor=0.95)),
-        *grpo.measure(bench, engines, DOMAIN),
-    ]
+def measure(bench: Workbench, engines: Servers) -> Iterator[list[Row]]:
+    """One part after the other, as a later one may fail."""
+    yield _training(bench)
+    yield asyncio.run(_generation(bench, engines))
+    yield [asyncio.run(rollout.measure_domain(bench, engines, 1, DOMAIN, floor=0.95))]
+    yield grpo.measure(bench, engines, DOMAIN)
 
 
 def _training(bench: Workbench) -> list[Row]:

@@ -23,10 +23,10 @@ def test_the_table_says_what_reads_what() -> None:
     reads, nothing = zip(*rows.values(), strict=True)
     of_domain = dict(zip(rows, reads, strict=True))
     for kind in ("offline", "replay", "lm_eval", "served"):
-        assert "curriculum" not in of_domain[kind], "it draws no problems"
+        assert not of_domain[kind].strip(), "it draws no problems"
     assert "`rewards`" in of_domain["rl"]
     assert "`rewards`" not in of_domain["sft"] + of_domain["evaluate"]
     again = dict(zip(rows, nothing, strict=True))
     assert "`checkpoint_every`" in again["sft"]
-    assert "`trainer.micro_batch_tokens`" in again["rl"]
+    assert "*trainer*" in again["rl"]
     assert "trainer.precision" not in again["opd"]

@@ -16,8 +16,8 @@ import regex
 
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
+from infra.prose.plain_text import has_text
 from infra.prose.sentence_ends import sentences_of
-from infra.prose.split_text import has_text
 from rewards.built_in_rewards import PATHOLOGIES, Pathology
 from rewards.text import TAGS, UNIT, assistant_turns, is_cut_in_thought
 

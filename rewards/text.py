@@ -10,8 +10,7 @@ import regex
 
 from engines.types import Message, Status, Transcript, Verdict
 from infra.errors import InputError
-from infra.prose.plain_text import SPACELESS
-from infra.prose.split_text import has_text
+from infra.prose.plain_text import SPACELESS, has_text
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
 _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")

@@ -12,15 +12,15 @@ from itertools import pairwise
 
 from curricula.instructions.written_answers import Rule, counted
 from engines.types import Json
-from infra.prose.plain_text import plain
-from infra.prose.sentence_ends import ended_sentences_of
-from infra.prose.split_text import (
+from infra.prose.plain_text import (
     lines_of,
     paragraphs_of,
+    plain,
     spelled_words_of,
     without_mark,
     words_of,
 )
+from infra.prose.sentence_ends import ended_sentences_of
 
 _UNCLEAR = re.compile(r"\d[^\w\s]|\w-\w")
 """what some count as a word and some do not"""

@@ -83,11 +83,11 @@ class PairColumns(Config):
 
     @property
     def form(self) -> Form | None:
-        """What the named columns say that a row is; None where none says it."""
+        """Return what the named columns say that a row is; None where none says it."""
         return next(iter(self._forms()), None)
 
     def _forms(self) -> dict[Form, str]:
-        """Every form that a named column is of, with the first such column."""
+        """Return the forms that named columns speak of, each with the first such column."""
         pair = {
             "chosen": self.chosen != "chosen",
             "rejected": self.rejected != "rejected",
@@ -221,7 +221,7 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
 
 
 def _form_of(row: Fields, columns: PairColumns) -> Form:
-    """What a row is of which no column is named that tells it."""
+    """Tell what a row is by its columns, where the person named none that says it."""
     if any(map(row.holds, ("preferred_output", columns.chosen))):
         return "pair"
     if row.has("label"):
@@ -359,7 +359,8 @@ def _turns(value: Any, name: str, reading: Reading, start: Asked, system: str) -
 
 
 def _spoken(text: str, name: str, start: Asked) -> list[Turn]:
-    """The turns of a text: an answer to what was asked, or a whole conversation. Raises BadRow."""
+    """Return the turns of a text: an answer to what was asked, or a whole conversation. Raises
+    BadRow."""
     if start.turns:
         if is_blank(text):
             raise BadRow(Reason.MESSAGES, f"{name}: is empty")

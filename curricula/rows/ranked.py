@@ -18,8 +18,8 @@ _SCORES = ("score", "overall_score", "rating")
 def read_ranked(
     row: Fields, name: str, scores_in: str, ranks_in: str, unread: set[str]
 ) -> tuple[dict[str, Any], tuple[tuple[int, int, float], ...], tuple[float, ...], bool]:
-    """By name the answers of a list; all pairs of one that is better than another, of which equal
-    ones make none; what each is worth, and whether that is its score. Raises BadRow."""
+    """Return by name the answers of a list; all pairs of one that is better than another, of which
+    equal ones make none; what each is worth, and whether that is its score. Raises BadRow."""
     value = _listed(row, name)
     items = cast("list[Any]", value) if isinstance(value, list) else []
     if len(items) < 2:
@@ -71,8 +71,8 @@ def read_ranked(
 def _values(
     row: Fields, name: str, usual: Sequence[str], answers: Sequence[Fields]
 ) -> list[Any] | None:
-    """The list of a column, or what stands under a name in each of the answers; None where nobody
-    named one and the row has none of the usual ones."""
+    """Return the list of a column, or what stands under a name in each of the answers; None where
+    nobody named one and the row has none of the usual ones."""
     if name and not row.holds(name) and answers and all(each.holds(name) for each in answers):
         return [each.get(name) for each in answers]
     name = name or row.first(usual)

@@ -67,9 +67,9 @@ def _kinds_of(tool: Tool, key: str) -> frozenset[str] | None:
     """Return the JSON types of an argument, empty for any; None for one that the tool does not
     take."""
     kind = tool.parameters.get(key) or kind_of_others(tool.schema)
-    if kind is None or kind != "any":
-        return None if kind is None else frozenset({kind})
-    return kinds_of(tool.schema, key)
+    if kind is None:
+        return None
+    return kinds_of(tool.schema, key) if kind == "any" else frozenset({kind})
 
 
 def _is_a(kinds: frozenset[str], value: Json) -> bool:

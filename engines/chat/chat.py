@@ -158,12 +158,11 @@ class Chat:
         """Id of every token, added ones among them."""
         return self._tokenizer.get_vocab()
 
-    @property
-    def written_ids(self) -> set[int]:
-        """Ids of the tokens that texts and turns may come to: all but control tokens, and the ends
-        of turns."""
-        known = self.vocabulary.items()
-        return {n for text, n in known if n in self._ends.ids or not self._control.holds(text)}
+    def written_ids(self, first: int) -> list[int]:
+        """Return the ids from `first` on of tokens that texts and turns may come to: all but
+        control tokens, and the ends of turns."""
+        beyond = [(text, n) for text, n in self.vocabulary.items() if n >= first]
+        return [n for text, n in beyond if n in self._ends.ids or not self._control.holds(text)]
 
     def decode(self, token_ids: TokenIds) -> str:
         """Text with special tokens."""

@@ -16,8 +16,8 @@ from engines.families.common.registry import model_shape
 from engines.sglang.server_options import check_options, check_parallel
 from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import check_fp8
-from flows.checks.contexts import RESERVE, teacher_problems
-from flows.checks.engines import model_config, positions_of
+from flows.checks.contexts import context_problems
+from flows.checks.engines import model_config
 from flows.explain import nearest
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
@@ -50,45 +50,7 @@ def served_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             yield from _of_role(recipe, stage, role, stage.resources.of_role(name))
         yield from _alike(stage, {each.name: each for each in plan})
     yield from _unknown_roles(recipe, plan)
-    yield from _context(recipe, plan)
-
-
-def _context(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """Answers that no context holds; how long the prompts are is seen when parts are tried."""
-    placed = {
-        e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items() if e.domain
-    }
-    for stage in plan:
-        yield from teacher_problems(plan, placed, stage)
-        if stage.spec.fleet is None:
-            continue
-        where, field = "the model's context", "base: the model's context"
-        length, written = positions_of(recipe, plan, stage), stage.spec.fleet.context_length
-        if written is not None:
-            where = field = f"{stage.where}.fleet.context_length"
-            if length is not None and written > length:
-                yield (
-                    f"{where}: is {written}, but texts of this model have at most {length} tokens;"
-                    f" write {length} or less, or leave it out"
-                )
-                continue
-            length = written
-        if length is None:
-            continue
-        most = length - RESERVE - 1
-        if most < 1:
-            yield (
-                f"{field} of {length} tokens holds no prompt and answer beside the {RESERVE} that"
-                f" SGLang keeps free; at least {RESERVE + 2}, and the prompts' length"
-            )
-            continue
-        for domain in stage.spec.sampled_domains:
-            if domain.max_new_tokens > most:
-                yield (
-                    f"{placed[domain.name]}.max_new_tokens: is {domain.max_new_tokens}, but"
-                    f" {where} has {length} tokens, of which SGLang keeps {RESERVE} free; allowed:"
-                    f" 1 to {most} minus the prompt's tokens"
-                )
+    yield from context_problems(recipe, plan)
 
 
 def _alike(stage: PlannedStage, plan: Mapping[str, PlannedStage]) -> Iterator[str]:

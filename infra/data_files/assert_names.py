@@ -60,6 +60,8 @@ _IN_FULL = (
     "import what is of Python's library, define in the tests what is theirs, or name the tested"
     " function as `entry_point`"
 )
+_WRAPPERS = ("abs", "bool", "float", "round")
+"""functions around a call whose result is judged all the same"""
 _ELSEWHERE = "which runs in another process; leave such rows out"
 
 
@@ -283,12 +285,7 @@ def _judging(tree: ast.Module, guessed: set[str], imported: set[str]) -> Iterato
 
     def judges(node: ast.AST) -> str:
         """Return the name of a function that is called on another's value, and on more."""
-        while isinstance(node, ast.Call) and _root(node.func) in (
-            "abs",
-            "bool",
-            "float",
-            "round",
-        ):
+        while isinstance(node, ast.Call) and _root(node.func) in _WRAPPERS:
             node = node.args[0] if node.args else node.func
         if not isinstance(node, ast.Call):
             return ""

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import regex
 
-from infra.prose.plain_text import SPACELESS
-from infra.prose.split_text import has_text
+from infra.prose.plain_text import SPACELESS, has_text
 
 _MARK = regex.compile(
     rf"""(?<![.!?…])

@@ -12,8 +12,7 @@ from typing import Any
 
 import regex
 
-from infra.prose.plain_text import SPACELESS
-from infra.prose.split_text import has_text, without_mark
+from infra.prose.plain_text import SPACELESS, has_text, without_mark
 
 _LETTER = r"[\p{L}\p{M}\p{N}]"
 _SPACED = regex.compile(rf"(?!{SPACELESS})[\p{{L}}\p{{M}}\p{{N}}]", regex.V1)

@@ -10,8 +10,8 @@ from fractions import Fraction
 from itertools import pairwise
 from math import prod
 
+from infra.prose.plain_text import without_mark, words_of
 from infra.prose.sentence_ends import sentences_of
-from infra.prose.split_text import without_mark, words_of
 from rewards.constraints.bounds import NONE, bounded
 
 _NUMBER = re.compile(r"(?<![\w.,-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,]\d)")

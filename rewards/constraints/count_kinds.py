@@ -7,8 +7,8 @@ from itertools import pairwise
 from statistics import fmean
 from unicodedata import category
 
+from infra.prose.plain_text import lines_of, paragraphs_of, spelled_words_of, words_of
 from infra.prose.sentence_ends import sentences_of
-from infra.prose.split_text import lines_of, paragraphs_of, spelled_words_of, words_of
 from rewards.constraints.bounds import bounded, bounded_in_each
 
 

@@ -13,8 +13,8 @@ from unicodedata import normalize
 import regex
 
 from infra.errors import InputError
+from infra.prose.plain_text import paragraphs_of
 from infra.prose.sentence_ends import sentences_of
-from infra.prose.split_text import paragraphs_of
 from rewards.constraints.bounds import bounded
 
 _ENOUGH = 0.9

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from infra.prose.split_text import has_text, lines_of, paragraphs_of, without_mark, words_of
+from infra.prose.plain_text import has_text, lines_of, paragraphs_of, without_mark, words_of
 from rewards.constraints.bounds import NONE, bounded
 
 _BULLET = re.compile(r"^\s*[-*]\s+\S")

@@ -10,8 +10,8 @@ from unicodedata import category
 
 import regex
 
+from infra.prose.plain_text import has_text, lines_of, spelled_words_of, words_of
 from infra.prose.sentence_ends import ended_sentences_of, sentences_of
-from infra.prose.split_text import has_text, lines_of, spelled_words_of, words_of
 from rewards.constraints.bounds import bounded
 
 _EMOJI = regex.compile(r"\p{Emoji_Presentation}|\p{Emoji}\uFE0F")

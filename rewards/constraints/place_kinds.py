@@ -8,14 +8,14 @@ from itertools import pairwise
 from unicodedata import category
 
 from infra.errors import InputError
-from infra.prose.sentence_ends import sentences_of
-from infra.prose.split_text import (
+from infra.prose.plain_text import (
     lines_of,
     paragraphs_of,
     spelled_words_of,
     without_mark,
     words_of,
 )
+from infra.prose.sentence_ends import sentences_of
 from infra.prose.whole_words import begins_with_word, ends_with_word
 from rewards.constraints.word_kinds import sought
 

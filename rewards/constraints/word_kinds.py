@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from infra.errors import InputError
+from infra.prose.plain_text import has_text, paragraphs_of, spelled_words_of, words_of
 from infra.prose.sentence_ends import sentences_of
-from infra.prose.split_text import has_text, paragraphs_of, spelled_words_of, words_of
 from infra.prose.whole_words import (
     count_word,
     has_word,

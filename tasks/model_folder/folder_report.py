@@ -87,10 +87,10 @@ def chat_notes(folder: Path, template: str) -> Iterator[str]:
 
 
 def _too_many_tokens(chat: Chat, shape: ModelShape | None) -> Iterator[str]:
-    last = max(chat.written_ids, default=-1)
-    if shape is not None and last >= shape.vocab:
+    beyond = chat.written_ids(shape.vocab) if shape is not None else []
+    if shape is not None and beyond:
         yield (
-            f"tokenizer.json: has token ids up to {last}, but config.json has vocab_size"
+            f"tokenizer.json: has token ids up to {max(beyond)}, but config.json has vocab_size"
             f" {shape.vocab}; copy the tokenizer that belongs to the model"
         )
 

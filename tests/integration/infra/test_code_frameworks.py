@@ -3,19 +3,14 @@ rewarded by a framework without solving the problem."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from engines.types import Message, Problem, Status, Transcript, Verdict
 from infra.data_files.code_tests import read_code_tests
 from infra.errors import InputError
-from infra.sandbox.python import level
 from rewards.built_in_rewards import build
-from rewards.code.code_reward import pool
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("code_sandbox")]
 
 BOXES = """
 import json
@@ -135,15 +130,6 @@ class Adds(unittest.TestCase):
         self.assertEqual(add(20, 3), 23)
 """
 FAULTS = ("no_code", "compile_error", "wrong_answer", "runtime_error", "timeout")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined() -> Iterator[None]:
-    if not level().holds:
-        pytest.skip("no sandbox holds here")
-    yield
-    pool(os.getpid(), "confined").close()
-    pool.cache_clear()
 
 
 async def judged(code: str, tests: str, entry_point: str = "", **options: object) -> Verdict:

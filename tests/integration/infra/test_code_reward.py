@@ -4,8 +4,6 @@ rewarded without solving the problem, none of which is."""
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,9 @@ from flows.checks.recipe_checks import cautions
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError
-from infra.sandbox.python import level
 from rewards.built_in_rewards import build
-from rewards.code.code_reward import pool
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("code_sandbox")]
 
 ASSERTS = ["assert add(2, 3) == 5", "assert add(10, 4) == 14", "assert add(-1, 1) == 0"]
 CHECK = """
@@ -69,15 +65,6 @@ FORMS: dict[str, Json] = {
 OF_FUNCTIONS = [form for form in FORMS if form != "pairs"]
 RIGHT = "def add(a, b):\n    return a + b\n"
 READS = "a, b = map(int, input().split())\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined() -> Iterator[None]:
-    if not level().holds:
-        pytest.skip("no sandbox holds here")
-    yield
-    pool(os.getpid(), "confined").close()
-    pool.cache_clear()
 
 
 async def judged(code: str, tests: Json, **options: Any) -> Verdict:

@@ -3,28 +3,14 @@ objects and errors, and ways in which an object of its own might judge itself.""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from engines.types import Message, Problem, Status, Transcript, Verdict
 from infra.data_files.code_tests import read_code_tests
 from infra.errors import InputError
-from infra.sandbox.python import level
 from rewards.built_in_rewards import build
-from rewards.code.code_reward import pool
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined() -> Iterator[None]:
-    if not level().holds:
-        pytest.skip("no sandbox holds here")
-    yield
-    pool(os.getpid(), "confined").close()
-    pool.cache_clear()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("code_sandbox")]
 
 
 async def judged(code: str, tests: str, **options: object) -> Verdict:

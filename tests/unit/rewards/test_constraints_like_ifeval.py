@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from curricula.built_in_curricula import build
-from infra.prose.split_text import words_of
+from infra.prose.plain_text import words_of
 from rewards.constraints.constraints import obeys
 from tests.unit.curricula.test_row_constraints import IDS
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from infra.errors import InputError
-from infra.prose.plain_text import plain
-from infra.prose.split_text import spelled_words_of, without_mark, words_of
+from infra.prose.plain_text import plain, spelled_words_of, without_mark, words_of
 from rewards.constraints.constraints import ALL_KINDS, obeys
 from tests.unit.rewards.test_constraint_kinds import CASES
 from tests.unit.rewards.test_constraints import CASES as FIRST

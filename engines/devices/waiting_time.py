@@ -21,7 +21,8 @@ SLOWEST_BYTES_PER_S = 50e6
 """a network file system that others use too; weights were read here at 1 GB/s and more"""
 _MUCH_SLOWER = 10
 WORKING_CORES = 0.2
-"""a process that uses more than this of a core works; one that only waits for questions does not"""
+"""a process that uses more than this of a core, or waits for one, works; one that only waits for
+questions does not"""
 
 
 def transfer_bound_s(num_bytes: int, floor_s: float) -> float:
@@ -59,20 +60,31 @@ def folder_bytes(folder: Path) -> int:
     return 0
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of those that it started; 0 when it is gone."""
+def busy_seconds(pid: int) -> float:
+    """Time in which a process and those that it started used a core, or waited for one that others
+    had; 0 when it is gone."""
     total = 0.0
     with suppress(psutil.Error):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.Error):
                 times = process.cpu_times()
-                total += times.user + times.system
+                total += times.user + times.system + _waited_seconds(process.pid)
     return total
 
 
+def _waited_seconds(pid: int) -> float:
+    """Time in which its threads could run and had no core; 0 on kernels that do not tell."""
+    total = 0
+    for told in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread ended
+            total += int(told.read_text().split()[1])
+    return total / 1e9
+
+
 class SilentWork:
-    """Whether a process that does not answer works: it uses a core, or its log grows."""
+    """Whether a process that does not answer works: it uses a core, or would if others left it
+    one, or its log grows."""
 
     def __init__(self, pid: int, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._pid, self._log, self._clock = pid, log, clock
@@ -82,13 +94,13 @@ class SilentWork:
         """Return whether it worked since the last time that this was asked (or since the
         beginning).
         """
-        (then, cpu, size), self._state = self._state, self._look()
-        now, cpu_now, size_now = self._state
-        return size_now > size or cpu_now - cpu > WORKING_CORES * (now - then)
+        (then, busy, size), self._state = self._state, self._look()
+        now, busy_now, size_now = self._state
+        return size_now > size or busy_now - busy > WORKING_CORES * (now - then)
 
     def _look(self) -> tuple[float, float, int]:
         size = self._log.stat().st_size if self._log.exists() else 0
-        return self._clock(), cpu_seconds(self._pid), size
+        return self._clock(), busy_seconds(self._pid), size
 
 
 @dataclass(frozen=True, slots=True)

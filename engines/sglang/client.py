@@ -53,8 +53,11 @@ from infra.errors import EngineError
 
 _TRIES = 5
 """without a connection, or lost on the way: the router ended, and a new one has another address"""
-_PATIENCE_S = 60.0
-"""where the router answers for servers that do not: a lost server is back within seconds"""
+_PATIENCE_S = 180.0
+"""where the router answers for servers that do not: a lost server is back within seconds, on a
+machine that others use within a minute or two"""
+_SERVED_S = 5.0
+"""a try that took longer had a server, which ended while it generated"""
 _CONNECT_S = 30.0
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0
@@ -196,7 +199,7 @@ class GenerationClient:
 
     async def _answer(self, batch: Batch) -> None:
         """Answer a batch, tried for as long as a lost server may take to come back."""
-        tries, lost, refused_since = 0, 0, time.monotonic()
+        tries, lost, refused_since = 0, 0, float("inf")
         while waiting := [turn for turn in batch.turns if not turn.is_over]:
             tries, began = tries + 1, time.monotonic()
             try:
@@ -204,9 +207,10 @@ class GenerationClient:
                 return
             except Retryable as error:
                 now = time.monotonic()
-                was_served = now - began > _PATIENCE_S  # its server ended while it generated
+                was_served = now - began > _SERVED_S
                 lost += was_served or not isinstance(error, Refused)
-                refused_since = now if was_served or self.must_wait() else refused_since
+                is_new = was_served or self.must_wait()
+                refused_since = now if is_new else min(refused_since, now)
                 if lost == _TRIES or now - refused_since > _PATIENCE_S:
                     raise EngineError(f"gave up after {tries} tries: {error}") from error
             self.counts.retries += 1

@@ -29,7 +29,7 @@ from infra.access import is_loopback
 from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
 from infra.processes.leftovers import claim_private_folder
-from infra.processes.memory import is_memory_error
+from infra.processes.memory import give_back_freed_memory, is_memory_error
 from infra.user_files import UserFiles, install_hooks
 
 if TYPE_CHECKING:
@@ -172,6 +172,9 @@ class TrainerRank:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():
             answer = getattr(self._trainer, method)(*map(on_this_host, arguments))
+        if samples is not None:
+            # Servers of the same host generate next, and what the step computed is gone.
+            give_back_freed_memory()
         return answer if self._rank == 0 else None
 
     def stop(self) -> None:
@@ -182,6 +185,7 @@ class TrainerRank:
         self._trainer, self._rank = None, -1
         self._stop_listening()
         stop_parallel()
+        give_back_freed_memory()
 
     def _stop_listening(self) -> None:
         if self._listener is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,21 @@ def test_a_process_that_uses_a_core_works(tmp_path: Path) -> None:
         sum(range(10_000))
     now[0] = 0.01
     assert work.has_moved()
+
+
+def test_a_process_that_others_leave_no_core_works(tmp_path: Path) -> None:
+    """Eight that never rest on one core use an eighth of it each, less than WORKING_CORES."""
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    crowd = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(8)]
+    try:
+        time.sleep(1.0)
+        work = SilentWork(crowd[0].pid, tmp_path / "log")
+        time.sleep(2.0)
+        assert work.has_moved()
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait()
 
 
 def test_work_may_take_ten_times_as_long_as_it_ever_did() -> None:

@@ -196,9 +196,29 @@ async def test_a_server_that_ends_after_long_work_is_waited_for_as_at_first(
         return web.Response(status=502, text="the server ended")
 
     monkeypatch.setattr(client_module, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(client_module, "_SERVED_S", 0.4)
     async with endpoint(ends, ends, good) as (url, asked), GenerationClient(url) as client:
         assert (await client.generate([1, 2], Sampling(4))).token_ids.tolist() == [2, 1]
     assert len(asked) == 3
+
+
+async def test_what_a_lost_server_had_worked_takes_nothing_of_the_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ends(_: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(1.95)
+        return web.Response(status=502, text="the server ended")
+
+    async def starts(_: dict[str, Any]) -> web.Response:
+        return web.Response(status=503, text="no server")
+
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 2.0)
+    async with (
+        endpoint(ends, starts, starts, good) as (url, asked),
+        GenerationClient(url) as client,
+    ):
+        assert (await client.generate([1, 2], Sampling(4))).token_ids.tolist() == [2, 1]
+    assert len(asked) == 4
 
 
 async def _refused(_: dict[str, Any]) -> web.Response:

@@ -160,7 +160,7 @@ async def test_a_request_that_later_ones_overtook_is_lost_and_sent_again() -> No
 
     async with (
         endpoint(loses_the_first) as (url, asked),
-        GenerationClient(url, max_batch=1, stall_s=0.5) as client,
+        GenerationClient(url, max_batch=1, stall_s=2.0) as client,
     ):
         lost = asyncio.create_task(client.generate([0], Sampling(1)))
         await first_seen.wait()

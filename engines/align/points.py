@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engines.families.common.family import ModelShape
+from engines.megatron.hf.qkv import ungrouped
 from infra.errors import EngineError
 
 EMBEDDING, NORM, LOGITS = "embed_tokens", "norm", "logits"
@@ -230,13 +231,11 @@ def _parts(fused: str, product: Tensor, shape: ModelShape) -> Iterable[tuple[str
     if shape.latent is not None:
         sizes = [shape.latent.query_rank or 0, shape.latent.rank + shape.latent.rotated]
         return zip(LATENTS, product.split(sizes, -1), strict=True)
-    size, groups = shape.head_dim, shape.kv_groups
     if fused in OF_TRAINER.fused:
-        share = shape.heads // groups * size
-        grouped = product.flatten(0, 1).unflatten(-1, (groups, share + 2 * size))
-        parts = [part.flatten(1) for part in grouped.split([share, size, size], -1)]
+        by_group = product.flatten(0, 1).T.unflatten(0, (shape.kv_groups, -1))
+        parts = [part.flatten(0, 1).T for part in ungrouped(by_group, shape)]
     else:
-        parts = product.split([shape.heads * size, groups * size, groups * size], -1)
+        parts = product.split([shape.axes[part] for part in (shape.query_axis, "keys", "keys")], -1)
     return zip(QUERY_KEY_VALUE, parts, strict=True)
 
 

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import HfTensor, module_of
+from engines.megatron.hf.qkv import gates_behind, is_qkv
 from engines.megatron.parallel import Layout
 from engines.megatron.spec import Lora
 
@@ -89,9 +90,10 @@ class Adapter(nn.Module):
         self.modules_of_parts: list[tuple[str, int]] = []
         """of each part of the layer's outputs: HF's module, and how many of them are this rank's"""
         names = [part for tensor in tensors for part in tensor.rows]
-        is_qkv = names == ["queries", "keys", "keys"]
-        self.groups = shape.kv_groups // sharing.ranks if is_qkv else None
+        self.groups = shape.kv_groups // sharing.ranks if is_qkv(names) else None
         """of heads on this rank, in which the outputs of q, k and v lie"""
+        self.gated_head = shape.head_dim if shape.has_output_gate else None
+        """numbers of a head whose gate lies behind the queries of its group"""
         self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
         self.hf_modules: dict[str, str] = {}
         """the adapted modules' whole names by their last parts"""
@@ -157,7 +159,10 @@ class Adapter(nn.Module):
                 parts.append(narrow.new_zeros(*narrow.shape[:-1], size))
         if self.groups is None:
             return torch.cat(parts, -1)
-        return torch.cat([part.unflatten(-1, (self.groups, -1)) for part in parts], -1).flatten(-2)
+        by_group = [part.unflatten(-1, (self.groups, -1)) for part in parts]
+        if self.gated_head is not None:
+            by_group[0] = gates_behind(by_group[0], narrow.dim(), self.gated_head)
+        return torch.cat(by_group, -1).flatten(-2)
 
     @torch.no_grad()
     def merged(self, weight: Tensor) -> Tensor:

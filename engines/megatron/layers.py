@@ -336,7 +336,8 @@ def layer_spec(
         layer.mlp.submodules.linear_fc2 = NormedOutput
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-        if parameters["self_attention.q_layernorm.weight"][0].rows == ("queries",):
+        of_queries = parameters.get("self_attention.q_layernorm.weight")
+        if of_queries is not None and of_queries[0].rows == ("queries",):
             attention.q_layernorm = _norm_of(config.num_attention_heads)
             attention.k_layernorm = _norm_of(config.num_query_groups)
     return spec

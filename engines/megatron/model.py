@@ -26,6 +26,7 @@ from engines.algorithms.linear_logprobs import among_kept, linear_logprobs
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import Rope
 from engines.megatron import device, kernels
+from engines.megatron.delta_net import GatedAttention, PackedDeltaNet
 from engines.megatron.latent_attention import LatentAttention
 from engines.megatron.layers import RMSNorm, layer_spec
 from engines.megatron.options import AUX_LOSS
@@ -215,6 +216,7 @@ def transformer_config(
         "add_bias_linear": False,
         **_of_window(shape),
         **_of_experts(shape, options),
+        **_of_delta(shape),
         **shape.family.megatron,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
@@ -256,6 +258,22 @@ def _of_window(shape: ModelShape) -> dict[str, Any]:
     }
 
 
+def _of_delta(shape: ModelShape) -> dict[str, Any]:
+    """Megatron's fields of layers with a gated delta net."""
+    delta = shape.delta
+    if delta is None:
+        return {}
+    return {
+        "linear_conv_kernel_dim": delta.kernel,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        # So checkpoints store layer by layer, as not all layers have the same parameters.
+        "linear_attention_freq": [int(shape.is_delta(n)) for n in range(shape.num_layers)],
+    }
+
+
 def _of_experts(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron's fields of a mixture of experts; a family adds how it routes."""
     mixture = shape.mixture
@@ -274,11 +292,14 @@ def _of_experts(shape: ModelShape, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _layer(shape: ModelShape, config: TransformerConfig, number: int) -> ModuleSpec:
-    table, routed = shape.family.tensors, shape.is_routed(number)
-    spec = layer_spec(config, table.expert_layer if routed else table.layer, has_experts=routed)
+    spec = layer_spec(config, shape.parameters_of(number), has_experts=shape.is_routed(number))
+    layer: Any = spec.submodules
     if shape.latent is not None:
-        layer: Any = spec.submodules
         layer.self_attention = ModuleSpec(LatentAttention, params={"shape": shape})
+    if shape.is_delta(number):
+        layer.self_attention = ModuleSpec(PackedDeltaNet, params={"shape": shape})
+    elif shape.has_output_gate:
+        layer.self_attention.module = GatedAttention
     return spec
 
 

@@ -150,7 +150,7 @@ def check_lora(
             " they are; leave it out"
         )
     table = shape.family.tensors
-    kinds = (table.layer, table.expert_layer, table.expert if shape.mixture else {})
+    kinds = (*(part for _, part in shape.kinds), table.expert if shape.mixture else {})
     allowed = dict.fromkeys(name for kind in kinds for name, _ in linear_layers(kind))
     unknown = sorted(set(lora.targets or ()) - allowed.keys())
     if unknown:
@@ -277,9 +277,16 @@ def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, An
         "feed-forward size": shape.ffn,
         "vocabulary": shape.vocab,
     }
+    if shape.delta is not None:
+        split_by_tp["key heads of delta nets"] = shape.delta.key_heads
     for what, size in split_by_tp.items():
         if size % parallel.tp:
             raise InputError(f"tp {parallel.tp} does not divide the model's {what} ({size})")
+    if shape.delta is not None and parallel.cp > 1:
+        raise InputError(
+            f"cp {parallel.cp}: ranks cannot share out a sequence's tokens in gated delta nets,"
+            " whose state goes from token to token; write cp 1, and dp or tp"
+        )
     _check_stages(shape.num_layers, parallel.pp, options)
     _check_experts(shape, parallel)
 

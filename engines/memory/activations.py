@@ -92,7 +92,8 @@ def kept_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
     norms = size.norms * hidden
     inputs = 2 * hidden
     mlp = 0 if "mlp" in recompute.modules else mlp_values(size)
-    return norms + inputs + attention_values(size, recompute, cp) + size.queries + mlp
+    mixed = max(attention_values(size, recompute, cp) + size.queries, size.delta_kept)
+    return norms + inputs + mixed + mlp
 
 
 def attention_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
@@ -127,11 +128,12 @@ def mlp_values(size: ModelSize) -> float:
 def working_values(size: ModelSize, recompute: Recompute) -> float:
     """The most that the backward pass of one layer makes beside what is kept, per token.
 
-    That is in the feed-forward, where silu and up get their gradients: before them the product's
-    gradient takes the product's place. Modules that are computed again have their values, too.
+    That is in a delta net, or in the feed-forward, where silu and up get their gradients: before
+    them the product's gradient takes the product's place. Modules that are computed again have
+    their values, too.
     """
     again = mlp_values(size) if "mlp" in recompute.modules else 0
-    return size.hidden + 2 * size.ffn + again
+    return size.hidden + max(2 * size.ffn + again, size.delta_working)
 
 
 def micro_batches_in_flight(layout: Parallel, stage: int) -> int:

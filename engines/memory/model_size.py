@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from engines.families.common.family import ModelShape
+from engines.families.common.family import CHUNK, Delta, ModelShape
 from engines.families.common.tensors import ROUTED, Axes, HfTensor, Parameters, linear_layers
 
-_WHOLE = {("hidden",), ("head",), ("latent",)}
+_WHOLE = {("hidden",), ("head",), ("latent",), ("delta_value",)}
 """rows of vectors that every tensor-parallel rank has whole: the norms' weights"""
 _OF_WHOLE_PARTS = {ROUTED, ("query_latent",), ("latent_and_rotated_key",)}
 """rows of what a router has, and of what makes latents, which no rank shares either"""
@@ -77,6 +77,12 @@ class ModelSize:
     has_value_head: bool = False
     cached: int = 0
     """of a layer and token that a server caches on every device; 0: keys and values, by head"""
+    cached_layers: int | None = None
+    """that cache something for each token; None: all"""
+    delta_kept: int = 0
+    """of a layer with a delta net and token that a trainer keeps, without norms and feed-forward"""
+    delta_working: int = 0
+    """that its backward pass makes again; both count twice what is fp32 in any trainer"""
     latents: int = 0
     """of a layer and token that a trainer keeps of latents and of what it makes of them; 0: keys
     and values are made from the hidden state"""
@@ -105,9 +111,7 @@ def _is_whole(tensor: HfTensor) -> bool:
 def size_of(shape: ModelShape) -> ModelSize:
     """Return the size of a model that the engines train."""
     axes, mixture, table = shape.axes, shape.mixture, shape.family.tensors
-    routed = shape.num_routed_layers
-    dense = shape.num_layers - routed
-    kinds = [(dense, table.layer), (routed, table.expert_layer)]
+    routed, kinds = shape.num_routed_layers, shape.kinds
     layers = [(n, t) for n, kind in kinds for stored in kind.values() for t in stored]
     num_all = sum(n * prod(t.size(axes)) for n, t in layers)
     num_whole = sum(n * prod(t.size(axes)) for n, t in layers if _is_whole(t))
@@ -115,7 +119,7 @@ def size_of(shape: ModelShape) -> ModelSize:
     ffn = shape.ffn
     if mixture is not None:
         passed = mixture.ffn * mixture.per_token + mixture.shared_ffn
-        ffn = max(passed, ffn if dense else 0)
+        ffn = max(passed, ffn if routed < shape.num_layers else 0)
     return ModelSize(
         num_layers=shape.num_layers,
         hidden=shape.hidden,
@@ -126,8 +130,8 @@ def size_of(shape: ModelShape) -> ModelSize:
         vocab=shape.vocab,
         is_tied=shape.is_tied,
         has_head_norms=shape.latent is None
-        and any("self_attention.q_layernorm.weight" in kind for n, kind in kinds if n),
-        norms=max(sum(map(_is_norm, kind.values())) for n, kind in kinds if n)
+        and any("self_attention.q_layernorm.weight" in kind for _, kind in kinds),
+        norms=max(sum(map(_is_norm, kind.values())) for _, kind in kinds)
         * (2 if shape.family.megatron.get("layernorm_zero_centered_gamma") else 1),
         split_weights=num_all - num_whole,
         whole_weights=num_whole,
@@ -135,6 +139,9 @@ def size_of(shape: ModelShape) -> ModelSize:
         experts_per_token=mixture.per_token if mixture else 0,
         has_value_head=shape.has_value_head,
         cached=axes.get("latent_and_rotated_key", 0),
+        cached_layers=shape.num_attention_layers,
+        delta_kept=_delta_kept(shape.delta) if shape.delta else 0,
+        delta_working=_delta_working(shape.delta) if shape.delta else 0,
         latents=_latents(axes) if shape.latent else 0,
         linears=_linears(axes, [*kinds, (routed * axes.get("experts", 0), table.expert)]),
     )
@@ -159,6 +166,23 @@ def _latents(axes: Axes) -> int:
     """Both latents as their norms take and give them, and the heads' outputs as the last product
     takes them: without what fills values up to the size of keys."""
     return 2 * axes["query_latent"] + 2 * axes["latent"] + axes["values"]
+
+
+def _delta_kept(delta: Delta) -> int:
+    """What the first product gives; what is read, its norm's input and its gate's silu and product
+    in fp32, and what the last product takes."""
+    made = 2 * delta.axes["delta_keys"] + 2 * delta.axes["delta_values"] + 2 * delta.value_heads
+    return made + (1 + 2 * 4 + 1) * delta.axes["delta_values"]
+
+
+def _delta_working(delta: Delta) -> int:
+    """In fp32, of each head: queries, keys and values of their own, those that beta and decay
+    change, the systems with their solutions, and states of chunks; and half as much of gradients
+    at once."""
+    keys, values = delta.key_dim, delta.value_dim
+    each = 9 * keys + 8 * values + 5 * CHUNK + 3 * keys * values // CHUNK
+    mixed = 2 * delta.axes["delta_keys"] + delta.axes["delta_values"]
+    return 3 * (delta.value_heads * each + 2 * mixed)
 
 
 def _config(family: Mapping[str, Any], *sizes: int, is_tied: bool = False) -> dict[str, Any]:

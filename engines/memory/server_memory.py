@@ -75,7 +75,8 @@ def token_bytes(size: ModelSize, needs: ServerNeeds) -> int:
     values = size.cached or 2 * heads * size.head_dim
     cache_type = str(needs.options.get("kv_cache_dtype", "auto"))
     value_bytes = 1 if cache_type.startswith("fp8") else _value_bytes(needs)
-    return size.num_layers * values * value_bytes
+    layers = size.num_layers if size.cached_layers is None else size.cached_layers
+    return layers * values * value_bytes
 
 
 def _weights(size: ModelSize, needs: ServerNeeds) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.families.common.model_config import read_config, usable_positions
+from engines.families.common.registry import check_served_on_cpu
 from engines.sglang.server_options import RESULT_NEUTRAL
 from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import FROM_PLAIN
@@ -74,9 +75,12 @@ def server_options(
 ) -> dict[str, Any]:
     """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins.
 
-    Raises InputError for what would leave a server without its key.
+    Raises InputError for what would leave a server without its key, and for a model that this host
+    cannot serve.
     """
     _require_closed(spec.sglang)
+    if not has_cuda():
+        check_served_on_cpu(read_config(model))
     options = dict(_ALWAYS) if has_cuda() else _ALWAYS | _CPU
     options |= {
         "host": listening_host(),

@@ -35,6 +35,7 @@ from flows.checks.servers import (
     judge_cautions,
     replay_problems,
     served_problems,
+    serving_problems,
     sharing_problems,
 )
 from flows.checks.store_checks import store_cautions, store_problems
@@ -299,6 +300,7 @@ def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         yield from trainer_problems(recipe, stage)
         yield from fleet_problems(stage)
+        yield from serving_problems(recipe, stage)
         yield from fp8_problems(recipe, stage)
         yield from algorithm_problems(stage)
     yield from _other_temperatures(plan)

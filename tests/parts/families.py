@@ -28,6 +28,8 @@ class Example:
     """fields of a mixture of experts, also for tiny models of other sizes"""
     windows: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """fields of layers with a sliding window, also for tiny models of other sizes"""
+    delta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """fields of gated delta nets, also for tiny models of other sizes"""
 
 
 # A layer of `SIZES`: queries 32 x 32, keys and values 2 x 16 x 32, output 32 x 32, feed-forward
@@ -58,6 +60,30 @@ EXAMPLES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
             "tie_word_embeddings": True,
+        },
+    ),
+    # Three delta nets: queries, keys and values of 2 x 6, 2 x 6 and 4 x 10 numbers, a gate of 40
+    # and twice 4 are 112 x 32, the convolution 64 x 4, the output 32 x 40: with the feed-forward
+    # 9728.
+    # A token takes three times the states' 4 x 6 x 10. The fourth layer has queries and gates of
+    # 128 x 32, keys and values 2 x 32 x 32, outputs 32 x 64, and the feed-forward: 12800.
+    "qwen3_5_text": Example(
+        6 * (3 * (3 * 9728 + 12800) + 6144 + 4 * 16 * 9 + 3 * 3 * 3 * 240),
+        {"head_dim": 16},
+        delta={
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "linear_conv_kernel_dim": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 10,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 50.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [1, 1, 0],
+            },
         },
     ),
     # Qwen3's attention has 6144 weights a layer. A token passes the router, 4 x 32, and two experts
@@ -134,7 +160,7 @@ EXAMPLES = {
 def all_fields(family: str) -> dict[str, Any]:
     """What the family's HF config needs beside `SIZES`."""
     example = EXAMPLES[family]
-    return {**example.config, **example.experts, **example.windows}
+    return {**example.config, **example.experts, **example.windows, **example.delta}
 
 
 def hf_config(family: str, **changes: Any) -> Any:

@@ -76,7 +76,8 @@ def _config(family: str, overrides: dict[str, Any]) -> Any:
     if family == "qwen3":  # which would fill in 128
         fields["head_dim"] = 32
     if family in EXAMPLES:
-        fields |= {**EXAMPLES[family].experts, **EXAMPLES[family].windows}
+        example = EXAMPLES[family]
+        fields |= {**example.experts, **example.windows, **example.delta}
     return AutoConfig.for_model(family, **(fields | overrides), dtype="float32")
 
 

@@ -12,6 +12,7 @@ from engines.families.common.tensors import (
     LAYERS,
     Axes,
     HfTensor,
+    Parameters,
     TensorTable,
     is_computed,
     matrix_weights,
@@ -20,6 +21,9 @@ from engines.families.common.tensors import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+QUERIES, GATED_QUERIES = "queries", "queries_and_gates"
+"""axes of heads' queries: alone, and each head's with the gate of what it gives"""
 
 
 def dense_flops(
@@ -30,17 +34,19 @@ def dense_flops(
     A weight costs 6 FLOPs a token (2 forward, 4 backward); causal attention 6 x heads x head size
     x length squared a layer, which already counts only the lower triangle: of a layer with a window
     less the square of what is longer than that. Half of it is for scores, half for values, whose
-    heads may have another size. No recomputation.
+    heads may have another size. A gated delta net costs 18 x heads x numbers of a head's state: a
+    token reads the state twice, and adds to it once. No recomputation.
     """
     # Floats: the squares of long sequences times a large model's sizes pass 2**63.
     tokens, rows = lengths.astype("float64"), num_logit_rows.astype("float64")
     outputs = 1 if shape.has_value_head else shape.vocab
     weights = shape.num_matmul_params * tokens + shape.hidden * outputs * rows
-    seen = shape.num_layers * tokens**2
+    seen = shape.num_attention_layers * tokens**2
     if shape.window is not None:
         seen -= len(shape.window.layers) * (tokens - shape.window.size).clip(min=0) ** 2
     width = (shape.head_dim + shape.value_dim) / 2
-    return 6.0 * (weights + shape.heads * width * seen)
+    states = len(shape.delta.layers) * shape.delta.state if shape.delta else 0
+    return 6.0 * (weights + shape.heads * width * seen + 3 * states * tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,15 @@ class Family:
     """its Megatron parameters also say which norms a layer has (`engines/megatron/layers.py`)"""
     sglang: str
     """`module:attribute` of SGLang's class, or of ours that is derived from it"""
+    no_cpu_server: str = ""
+    """why SGLang cannot serve it without a GPU; empty: it can"""
     sglang_dense: str | None = None
     """`module:attribute` of its trunk, if `engines/sglang/cpu/row_invariant.py` computes what it
     does"""
     megatron: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """fields of Megatron's TransformerConfig that differ from those of a plain dense decoder"""
+    kept: tuple[str, ...] = ()
+    """how names of stored tensors for multi-token prediction begin, where they are no layers'"""
     activation: str = "silu"
     """of the gate in a feed-forward, as `engines/megatron/model.py` knows it"""
     flops: Callable[..., Any] = dense_flops
@@ -96,6 +106,42 @@ class Window:
     """their numbers, from 0"""
     rope: Rope
     """their own rotary embedding"""
+
+
+CHUNK = 64
+"""tokens that a delta net takes at once: its triangular systems grow with the square"""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Layers with a gated delta net in place of attention: each head keeps a matrix from token to
+    token, its state, which a token lets fade, corrects by the delta rule, and reads."""
+
+    layers: frozenset[int]
+    """their numbers, from 0"""
+    key_heads: int
+    value_heads: int
+    """a multiple: neighbouring ones share a head's queries and keys"""
+    key_dim: int
+    """numbers of one head's queries and keys"""
+    value_dim: int
+    kernel: int
+    """tokens that the convolution of queries, keys and values sees, the last one itself"""
+
+    @property
+    def state(self) -> int:
+        """Numbers of all heads' states in one layer."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return {
+            "delta_keys": self.key_heads * self.key_dim,
+            "delta_values": self.value_heads * self.value_dim,
+            "delta_heads": self.value_heads,
+            "delta_value": self.value_dim,
+            "kernel": self.kernel,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +172,17 @@ class ModelShape:
     """that a token's embedding is multiplied with where it enters the first layer"""
     latent: Latent | None = None
     """None: keys and values come from the hidden state, as Llama's do"""
+    delta: Delta | None = None
+    """None: every layer attends"""
+
+    @property
+    def has_output_gate(self) -> bool:
+        """Return whether what attention gives is multiplied by the sigmoid of a gate."""
+        return bool(self.family.megatron.get("attention_output_gate"))
+
+    @property
+    def query_axis(self) -> str:
+        return GATED_QUERIES if self.has_output_gate else QUERIES
 
     @property
     def value_dim(self) -> int:
@@ -142,12 +199,14 @@ class ModelShape:
         return {
             "vocab": self.vocab,
             "hidden": self.hidden,
-            "queries": self.heads * self.head_dim,
+            QUERIES: self.heads * self.head_dim,
+            GATED_QUERIES: 2 * self.heads * self.head_dim,
             "keys": self.kv_groups * self.head_dim,
             "head": self.head_dim,
             "ffn": self.ffn,
             **(self.mixture.axes if self.mixture else {}),
             **(self._latent_axes(self.latent) if self.latent else {}),
+            **(self.delta.axes if self.delta else {}),
         }
 
     def _latent_axes(self, latent: Latent) -> Axes:
@@ -169,16 +228,42 @@ class ModelShape:
         """Return whether this layer has experts."""
         return self.mixture is not None and self.mixture.is_routed(layer)
 
+    def is_delta(self, layer: int) -> bool:
+        """Return whether this layer has a gated delta net in place of attention."""
+        return self.delta is not None and layer in self.delta.layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers - (len(self.delta.layers) if self.delta else 0)
+
+    def parameters_of(self, layer: int) -> Parameters:
+        """A layer's part of the family's table, without routed experts."""
+        table = self.family.tensors
+        if self.is_routed(layer):
+            return table.expert_layer
+        return table.delta_layer if self.is_delta(layer) else table.layer
+
+    @property
+    def kinds(self) -> list[tuple[int, Parameters]]:
+        """Parts of the family's table, each with the number of layers that have it, if any has."""
+        table, routed = self.family.tensors, self.num_routed_layers
+        delta = len(self.delta.layers) if self.delta else 0
+        counted = [
+            (self.num_layers - routed - delta, table.layer),
+            (routed, table.expert_layer),
+            (delta, table.delta_layer),
+        ]
+        return [(count, part) for count, part in counted if count]
+
     @property
     def num_matmul_params(self) -> int:
         """Weights of the layers' matrices that one token passes, embedding and output layer left
         out: of the routed experts only those that it is sent to."""
-        table, axes, routed = self.family.tensors, self.axes, self.num_routed_layers
-        dense = self.num_layers - routed
-        total = dense * matrix_weights(table.layer, axes) if dense else 0
+        axes = self.axes
+        total = sum(count * matrix_weights(part, axes) for count, part in self.kinds)
         if self.mixture is not None:
-            each = matrix_weights(table.expert_layer, axes)
-            total += routed * (each + self.mixture.per_token * matrix_weights(table.expert, axes))
+            each = matrix_weights(self.family.tensors.expert, axes)
+            total += self.num_routed_layers * self.mixture.per_token * each
         return total
 
     def is_kept(self, name: str) -> bool:
@@ -186,10 +271,13 @@ class ModelShape:
         angles, or a part of a layer for multi-token prediction."""
         last = self.num_layers + self.num_extra_layers
         extra = tuple(f"{LAYERS}.{number}." for number in range(self.num_layers, last))
+        extra += self.family.kept
         return is_computed(name) or name.startswith(extra)
 
     def expected_tensors(self) -> Iterator[HfTensor]:
         """Every tensor of the HF folder."""
         return self.family.tensors.expected(
-            self.num_layers, is_tied=self.is_tied, mixture=self.mixture
+            map(self.parameters_of, range(self.num_layers)),
+            is_tied=self.is_tied,
+            num_experts=self.mixture.num_experts if self.mixture else 0,
         )

@@ -13,12 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from engines.families.common.family import Family, ModelShape
+from infra.cuda import has_cuda
 from infra.errors import InputError
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _PACKAGE = __name__.rpartition(".common.")[0]
 _MOST_PARTS = 100_000
 """layers, each counted once for every expert; the largest models that are known have 25,000"""
+
+
+TEXT_OF = {"qwen3_5": "qwen3_5_text"}
+"""families that also see images, and those of their text models, which `convert` writes"""
+_WHY_NOT = {
+    **dict.fromkeys(
+        TEXT_OF, "it sees images; `tributary convert FOLDER NEW` writes its text model"
+    ),
+    **dict.fromkeys(
+        ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+        "delta nets are trained in dense models; these experts share one with a gate of its own",
+    ),
+}
 
 
 @functools.cache
@@ -36,8 +50,9 @@ def family_module(config: Mapping[str, Any]) -> str:
     """Dotted name of the module that describes this config's family. Raises InputError."""
     name = config.get("model_type")
     if name not in family_names():
+        why = f": {_WHY_NOT[name]}" if isinstance(name, str) and name in _WHY_NOT else ""
         raise InputError(
-            f"config.json: model_type {name!r} is not supported; supported families:"
+            f"config.json: model_type {name!r} is not supported{why}; supported families:"
             f" {', '.join(family_names())}"
         )
     return f"{_PACKAGE}.{name}"
@@ -51,6 +66,24 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def all_families() -> dict[str, Family]:
     """By `model_type`."""
     return {name: family_of({"model_type": name}) for name in family_names()}
+
+
+def served_families() -> dict[str, Family]:
+    """Return the families that this host can serve, by `model_type`."""
+    every = all_families().items()
+    return {name: family for name, family in every if has_cuda() or not family.no_cpu_server}
+
+
+def check_served_on_cpu(config: Mapping[str, Any]) -> None:
+    """Raise InputError if servers of the model need a GPU. Families that are not trained may be
+    served as well: of those SGLang knows."""
+    name = config.get("model_type")
+    reason = family_of(config).no_cpu_server if name in family_names() else ""
+    if reason:
+        raise InputError(
+            f"SGLang serves a {name} on GPUs only: {reason}; run what samples or serves it on a"
+            " host with a GPU (supervised training needs no server), or take another family"
+        )
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:

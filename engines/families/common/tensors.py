@@ -8,13 +8,9 @@ it on a laptop.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engines.families.common.experts import Mixture
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,10 +41,14 @@ class HfTensor:
     rows: tuple[str, ...]
     columns: str | None = None
     """None: a vector"""
+    is_convolution: bool = False
+    """over a token and those before it, of each row by itself: stored with an axis of 1 between"""
 
     def size(self, axes: Axes) -> Size:
         rows = sum(axes[part] for part in self.rows)
-        return (rows,) if self.columns is None else (rows, axes[self.columns])
+        if self.columns is None:
+            return (rows,)
+        return (rows, *((1,) if self.is_convolution else ()), axes[self.columns])
 
     @property
     def is_split_by_inputs(self) -> bool:
@@ -73,6 +73,8 @@ class TensorTable:
     expert: Parameters = field(default_factory=dict[str, tuple[HfTensor, ...]])
     """of one routed expert; Megatron's side without the expert's prefix, `{}` in HF's for its
     number"""
+    delta_layer: Parameters = field(default_factory=dict[str, tuple[HfTensor, ...]])
+    """of one layer with a gated delta net in place of attention"""
 
     def of_parameter(
         self, name: str, first_layer: int = 0, first_expert: int = 0
@@ -90,7 +92,7 @@ class TensorTable:
             of_expert = _EXPERT.fullmatch(parameter)
             if of_expert is not None and of_expert[2] in self.expert:
                 return self.of_expert(layer, int(of_expert[1]) + first_expert, of_expert[2])
-            for known in (self.layer, self.expert_layer):
+            for known in (self.layer, self.expert_layer, self.delta_layer):
                 if parameter in known:
                     return _of_layer(layer, known[parameter])
         raise KeyError(f"no HF name for Megatron parameter {name}")
@@ -101,18 +103,14 @@ class TensorTable:
         return _of_layer(layer, tuple(own))
 
     def expected(
-        self, num_layers: int, *, is_tied: bool, mixture: Mixture | None = None
+        self, layers: Iterable[Parameters], *, is_tied: bool, num_experts: int
     ) -> Iterator[HfTensor]:
-        """Every tensor that a model of so many layers is made of."""
+        """Every tensor of a model that has these `layers`, each one of the table's kinds."""
         yield from (t for t in self.top.values() if t.name != OUTPUT or not is_tied)
-        for layer in range(num_layers):
-            if mixture is None or not mixture.is_routed(layer):
-                for tensors in self.layer.values():
-                    yield from _of_layer(layer, tensors)
-                continue
-            for tensors in self.expert_layer.values():
+        for layer, own in enumerate(layers):
+            for tensors in own.values():
                 yield from _of_layer(layer, tensors)
-            for number in range(mixture.num_experts):
+            for number in range(num_experts if own is self.expert_layer else 0):
                 for parameter in self.expert:
                     yield from self.of_expert(layer, number, parameter)
 
@@ -137,9 +135,9 @@ def module_of(tensor: str) -> tuple[str, str]:
 
 def linear_layers(parameters: Parameters) -> Iterator[tuple[str, HfTensor]]:
     """The matrices among them that can be adapted, with the last parts of their modules' names: all
-    but a router's, which chooses and stays as it is."""
+    but a router's, which chooses and stays as it is, and a convolution's."""
     for tensor in (tensor for stored in parameters.values() for tensor in stored):
-        if tensor.columns is not None and tensor.rows != ROUTED:
+        if tensor.columns is not None and tensor.rows != ROUTED and not tensor.is_convolution:
             yield module_of(tensor.name)[1], tensor
 
 

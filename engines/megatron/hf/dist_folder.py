@@ -35,6 +35,11 @@ _FUSED = {
     "self_attention.kv_layernorm.weight": "self_attention.linear_kv_up_proj.layer_norm_weight",
 }
 """what Transformer Engine's layers call ours"""
+_PARTS = {
+    "self_attention.in_proj.weight": ("query", "key", "value", "z", "beta", "alpha"),
+    "self_attention.conv1d.weight": ("query", "key", "value"),
+}
+"""what of a delta net's parameter is stored by itself, in the order of its rows"""
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 """a routed expert's parameter; all experts of a layer are stored as one tensor"""
 _SHOWN = 3
@@ -72,6 +77,10 @@ class DistWeights:
         given. Ask for all layers of one name, as `parameters` does: what is stored in one is then
         read once.
         """
+        if (parts := _PARTS.get(name)) is not None:
+            import torch
+
+            return torch.cat([self.read(f"{name}.{part}", layer, num_layers) for part in parts])
         of_expert = _EXPERT.fullmatch(name)
         kind = f"mlp.experts.experts.{of_expert[2]}" if of_expert else name
         key, is_stacked = self._key(kind, layer, num_layers)
@@ -117,9 +126,9 @@ def parameters(shape: ModelShape) -> Iterator[tuple[str, int | None]]:
         if tensor.name != OUTPUT or not shape.is_tied:
             yield name, None
     table, mixture = shape.family.tensors, shape.mixture
-    for name in dict.fromkeys((*table.layer, *table.expert_layer)):
+    for name in dict.fromkeys((*table.layer, *table.expert_layer, *table.delta_layer)):
         for layer in range(shape.num_layers):
-            if name in (table.expert_layer if shape.is_routed(layer) else table.layer):
+            if name in shape.parameters_of(layer):
                 yield name, layer
     for layer in filter(shape.is_routed, range(shape.num_layers)):
         for name in table.expert:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from engines.families.common.family import ModelShape
 from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor
 from engines.megatron.adapters import PARAMETERS, Adapter, adapter_of
+from engines.megatron.hf.qkv import grouped, is_qkv, ungrouped
 from engines.megatron.parallel import Layout
 from engines.megatron.spec import Parallel
 
@@ -54,7 +55,7 @@ class MappedWeight:
 
     @property
     def is_qkv(self) -> bool:
-        return self.parts == ("queries", "keys", "keys")
+        return is_qkv(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,9 @@ class ServedWeight:
         if self.weight.is_qkv:
             self._place_groups(shard, part, parts)
             return
-        for piece, target in zip(shard.chunk(len(parts)), parts, strict=True):
+        by = self.tp if self.weight.split_dim == 0 else 1
+        sizes = [len(target) // by for target in parts]
+        for piece, target in zip(shard.split(sizes), parts, strict=True):
             if self.weight.split_dim is None:
                 target.copy_(piece)
             else:
@@ -114,10 +117,9 @@ class ServedWeight:
 
     def _place_groups(self, shard: Tensor, index: int, parts: Sequence[Tensor]) -> None:
         """A rank has whole KV groups, of [heads of the group + k + v, ...] each."""
-        groups, width = self.shape.kv_groups, self.shape.head_dim
+        groups = self.shape.kv_groups
         own = groups // self.tp
-        by_group = shard.reshape(own, -1, *shard.shape[1:])
-        pieces = by_group.split([self.shape.heads // groups * width, width, width], 1)
+        pieces = ungrouped(shard.reshape(own, -1, *shard.shape[1:]), self.shape)
         for piece, target in zip(pieces, parts, strict=True):
             held = target.view(groups, -1, *target.shape[1:])
             held.narrow(0, own * index, own).copy_(piece)
@@ -188,10 +190,8 @@ def _fuse(weight: MappedWeight, stored: list[Tensor], shape: ModelShape, layout:
     """This rank's slice of the fused tensor."""
     parts = _parted(weight, stored, shape)
     if weight.is_qkv:
-        # [G, heads of the group + k + v, ...]: a slice of whole groups stays in that order.
-        by_group = [part.reshape(shape.kv_groups, -1, *part.shape[1:]) for part in parts]
-        fused = torch.cat(by_group, 1)
-        return _slice(weight, fused, 0, layout).reshape(-1, *parts[0].shape[1:])
+        # A slice of whole groups stays in that order.
+        return _slice(weight, grouped(parts, shape), 0, layout).reshape(-1, *parts[0].shape[1:])
     if weight.split_dim is None:
         return torch.cat(parts)
     return torch.cat([_slice(weight, part, weight.split_dim, layout) for part in parts])

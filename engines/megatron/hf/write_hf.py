@@ -1,5 +1,6 @@
-"""Writes HF folders: a dist_checkpointing folder as one, and in bfloat16 a folder whose matrices
-are FP8 with a scale for each block, as DeepSeek's are. Needs torch, and no Megatron.
+"""Writes HF folders: a dist_checkpointing folder as one, in bfloat16 a folder whose matrices are
+FP8 with a scale for each block, as DeepSeek's are, and the text model of one that sees images.
+Needs torch, and no Megatron.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from safetensors.torch import save_file
 
 from engines.families.common.family import ModelShape
 from engines.families.common.model_config import read_config
-from engines.families.common.registry import model_shape
-from engines.families.common.tensors import INDEX, SINGLE, HfTensor
+from engines.families.common.registry import TEXT_OF, family_of, model_shape
+from engines.families.common.tensors import INDEX, OUTPUT, SINGLE, HfTensor
 from engines.megatron.hf.dist_folder import DistWeights, parameters
 from engines.megatron.hf.folder import HfWeights
+from engines.megatron.hf.qkv import is_qkv, ungrouped
 from engines.weights.fp8_blocks import SCALES, dequantised
 from infra.errors import InputError
 
@@ -65,11 +67,9 @@ def _parted(
     axes = shape.axes
     parts = [part for tensor in tensors for part in tensor.rows]
     pieces: list[Tensor]
-    if parts == ["queries", "keys", "keys"]:
-        width = shape.head_dim
+    if is_qkv(parts):
         by_group = stored.reshape(shape.kv_groups, -1, *stored.shape[1:])
-        split = by_group.split([shape.heads // shape.kv_groups * width, width, width], 1)
-        pieces = [piece.reshape(-1, *stored.shape[1:]) for piece in split]
+        pieces = [piece.reshape(-1, *stored.shape[1:]) for piece in ungrouped(by_group, shape)]
     else:
         used = stored[: sum(axes[part] for part in parts)]  # Megatron may pad the vocabulary
         pieces = list(used.split([axes[part] for part in parts]))
@@ -108,6 +108,41 @@ def write_plain_folder(source: Path, folder: Path) -> int:
     plain = {n: v for n, v in config.items() if n not in ("quantization_config", "torch_dtype")}
     (folder / "config.json").write_text(json.dumps(plain | {"dtype": "bfloat16"}, indent=2))
     return count
+
+
+_TEXT, _EYES = "model.language_model.", "model.visual."
+_OF_EYES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+
+def write_text_folder(source: Path, folder: Path) -> int:
+    """Write the text model of the folder `source`, which sees images as well; returns how many
+    tensors were left out. Layers for multi-token prediction stay. Raises InputError."""
+    config, weights = read_config(source), HfWeights(source)
+    text = config.get("text_config")
+    family = family_of({"model_type": TEXT_OF[config["model_type"]]})
+    if not isinstance(text, dict):
+        raise InputError(f"{source}/config.json: has no text_config; copy the whole model")
+    kept = {name: file for name, file in weights.file_of.items() if not name.startswith(_EYES)}
+    begins = (_TEXT, OUTPUT, *family.kept)
+    if unknown := [name for name in kept if not name.startswith(begins)]:
+        raise InputError(
+            f"{source} holds {unknown[0]}, which is neither of the text model ({_TEXT}) nor of its"
+            f" eyes ({_EYES}); give the model as its makers published it"
+        )
+    copy_descriptions(source, folder)
+    for name in (INDEX, *_OF_EYES):
+        (folder / name).unlink(missing_ok=True)
+    named = {name: name.replace(_TEXT, "model.", 1) for name in kept}
+    for file in sorted(set(kept.values())):
+        own = {named[name]: weights.read(name) for name in kept if kept[name] == file}
+        save_file(own, folder / file, metadata={"format": "pt"})
+    if set(kept.values()) != {SINGLE}:
+        index = {"metadata": {}, "weight_map": {named[name]: kept[name] for name in kept}}
+        (folder / INDEX).write_text(json.dumps(index, indent=1))
+    outer = {key: config[key] for key in ("tie_word_embeddings", "dtype") if key in config}
+    made = {**text, **outer, "architectures": [family.architecture]}
+    (folder / "config.json").write_text(json.dumps(made, indent=2))
+    return len(weights.file_of) - len(kept)
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -31,7 +31,7 @@ import torch
 from torch.nn import functional
 from torch.nn.functional import linear, rms_norm, silu
 
-from engines.families.common.registry import all_families
+from engines.families.common.registry import served_families
 from engines.weights.fp8_blocks import BLOCK, dequantised
 
 FEWEST = 16
@@ -80,7 +80,7 @@ def install() -> None:
     LogitsProcessor._compute_lm_head = compute_lm_head
     _fill_up_products_of(fused_moe_native)
     topk.biased_grouped_topk_impl = _filled_routing(topk.biased_grouped_topk_impl)
-    for family in all_families().values():
+    for family in served_families().values():
         _fill_up_products_of(import_module(family.sglang.partition(":")[0]))
 
 
@@ -230,7 +230,7 @@ def is_plain(model: Any) -> bool:
 
 def install_trunk() -> None:
     """Put it under the families that say that it computes what they do."""
-    named = [family.sglang_dense for family in all_families().values()]
+    named = [family.sglang_dense for family in served_families().values()]
     for name in dict.fromkeys(filter(None, named)):
         trunk = resolve_name(name)
         trunk.forward = _either(trunk.forward)

@@ -17,6 +17,7 @@ from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
 from engines.families.common.dense import is_fp8
 from engines.families.common.model_config import read_config
+from engines.families.common.registry import TEXT_OF
 from engines.sglang.spec import server_address
 from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.card import (
@@ -180,6 +181,16 @@ def convert(source: str, folder: str, like: str, root: str, console: CommandCons
             count = write_plain_folder(told, draft)
         what = f"{target}: an HF folder in bfloat16; {count} of its matrices were FP8"
         console.say(what)
+        return 0
+    if not is_dist and read_config(told).get("model_type") in TEXT_OF:
+        from engines.megatron.hf.write_hf import write_text_folder
+
+        with new_folder(target) as draft:
+            count = write_text_folder(told, draft)
+        console.say(
+            f"{target}: the text model, without the {count} tensors that see images; layers for"
+            " multi-token prediction, if it has some, stay as they are and are not trained"
+        )
         return 0
     with new_folder(target) as draft, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks

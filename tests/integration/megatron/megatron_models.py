@@ -40,6 +40,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "phi3-long": ("phi3", LONG_ROPE),
+    "qwen3_5_text-long": ("qwen3_5_text", {"max_position_embeddings": 512}),
     "glm4_moe-late": ("glm4_moe", {"first_k_dense_replace": 2}),
 }
 """family and changed fields, by a name of its own"""

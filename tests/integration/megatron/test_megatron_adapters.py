@@ -92,6 +92,8 @@ def loss_of(model: Any, batch: list[Any], weights: dict[str, torch.Tensor]) -> t
     # feed-forward or shared expert has 3, and so has each of 4 or 8 experts.
     [
         ("phi3", 4 * 4),
+        # Three layers of 5 modules in a delta net, and one of 4 in attention.
+        ("qwen3_5_text", 3 * 5 + 4 + 4 * 3),
         ("qwen3_moe", 4 * (4 + 4 * 3)),
         ("glm4_moe", 4 * 4 + 3 + 3 * (3 + 4 * 3)),
         ("deepseek_v3", 4 * 5 + 3 + 3 * (3 + 8 * 3)),
@@ -119,6 +121,8 @@ def test_fifty_steps_end_where_those_of_transformers_do(
     assert not any(tensor.any() for name, tensor in matrices.items() if ".lora_B." in name)
     learned = [tensor.requires_grad_() for tensor in matrices.values()]
     theirs = torch.optim.AdamW(learned, **adam, betas=(0.9, 0.95))
+    # transformers rounds the decays of delta nets: ours are ten times nearer to those in float64.
+    near = 1e-4 if family == "qwen3_5_text" else 1e-5
     for batch, step in zip(batches, steps, strict=True):
         theirs.zero_grad()
         expected = loss_of(model, batch, adapted(weights, matrices))
@@ -126,13 +130,13 @@ def test_fifty_steps_end_where_those_of_transformers_do(
         norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in learned])
         theirs.step()
         assert step["loss"] == pytest.approx(expected.item(), abs=1e-5)
-        assert step["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        assert step["grad_norm"] == pytest.approx(norm.item(), rel=10 * near)
     for name, tensor in read_adapter(tmp_path / "last").items():
-        assert (tensor - matrices[name]).abs().max() < 1e-5, name
+        assert (tensor - matrices[name]).abs().max() < near, name
     merged = type(model).from_pretrained(tmp_path / "last")
     ends = adapted(weights, matrices)
     for name, tensor in merged.named_parameters():
-        assert (tensor - ends[name]).abs().max() < 1e-5, name
+        assert (tensor - ends[name]).abs().max() < near, name
     expected = loss_of(model, batches[0], ends)
     assert loss_of(merged, batches[0], {}).item() == pytest.approx(expected.item(), abs=1e-5)
     config = json.loads((tmp_path / "last/adapter/adapter_config.json").read_text())

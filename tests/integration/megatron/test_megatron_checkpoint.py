@@ -159,6 +159,26 @@ def test_another_layout_continues_the_run(
 
 @pytest.mark.parametrize(
     ("saved", "loaded"),
+    [(Parallel(tp=2), Parallel()), (Parallel(), Parallel(tp=2, pp=2))],
+    ids=["tp2-to-1", "1-to-tp2-pp2"],
+)
+def test_what_a_delta_net_has_in_one_matrix_is_stored_part_by_part(
+    saved: Parallel, loaded: Parallel, ranks: Ranks, saved_run: SavedRun, tmp_path: Path
+) -> None:
+    """A tensor-parallel rank has a share of every part: its rows are no slice of the whole."""
+    run = saved_run("qwen3_5_text", saved)
+    args = TrainerArgs(run.model, loaded)
+    resumed = ranks.run(load_and_train, args, run.folder, tmp_path / "again")
+    assert resumed["changed"] == []
+    for a, b in zip(resumed["metrics"], run.whole["metrics"], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    for name, tensor in run.whole["weights"].items():
+        assert np.abs(resumed["weights"][name] - tensor).max() < 1e-4, name
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
     [
         (Parallel(dp=2, ep=2), Parallel(dp=2, ep=2)),
         (Parallel(dp=2, ep=2), Parallel()),

@@ -33,7 +33,7 @@ from tests.integration.megatron.megatron_ranks import (
 pytestmark = pytest.mark.integration
 
 MIXTURES = ("qwen3_moe", "glm4_moe", "deepseek_v3")
-MODELS = ("qwen3", "qwen2", *MIXTURES, *(WINDOWED if EACH_LAYOUT else ()))
+MODELS = ("qwen3", "qwen2", "qwen3_5_text", *MIXTURES, *(WINDOWED if EACH_LAYOUT else ()))
 WIDE = {"clip_low": 0.05, "clip_high": 0.05}
 ALGORITHMS = {
     "token_mean": Algorithm(),
@@ -122,6 +122,8 @@ TELLING = [
     *[("cp2", "qwen3 sequence_mean", "kept"), ("dp2", "qwen3 sequence_mean", "kept")],
     *[("tp2", "qwen2 token_mean", "kept"), ("pp2", "qwen2 token_mean", "kept")],
     ("cp2", "qwen3 opsm", "kept"),
+    ("tp2-pp2", "qwen3_5_text token_mean", "kept"),
+    *[("alone", "qwen3_5_text token_mean", how) for how in ("attention", "layers")],
     *[(layout, "qwen3 corrected", "kept") for layout in LAYOUTS],
     *[("dp2", "qwen3 opd", "kept"), ("tp2", "qwen3 opd", "kept")],
     ("tp2-pp2", "qwen3 divergence", "kept"),

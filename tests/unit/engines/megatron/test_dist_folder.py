@@ -15,12 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from engines.families.common.model_config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron.hf.dist_folder import DistWeights, parameters
-from engines.megatron.hf.write_hf import copy_descriptions, write_plain_folder
+from engines.megatron.hf.write_hf import (
+    copy_descriptions,
+    write_plain_folder,
+    write_text_folder,
+)
 from engines.weights.fp8_blocks import dequantised
 from infra.errors import InputError
-from tests.parts.families import EXAMPLES, SIZES
+from tests.parts.families import EXAMPLES, SIZES, all_fields
 
 pytestmark = pytest.mark.unit
 
@@ -124,6 +129,61 @@ def test_what_says_how_a_folder_stores_its_weights_is_not_copied(tmp_path: Path)
         (source / name).write_text(name)
     copy_descriptions(source, folder)
     assert sorted(path.name for path in folder.iterdir()) == copied
+
+
+def seeing_folder(folder: Path) -> Any:
+    """A tiny Qwen3.5 with eyes, and a layer for multi-token prediction; returns transformers'."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    config = Qwen3_5Config(
+        text_config={**SIZES, **all_fields("qwen3_5_text"), "tie_word_embeddings": True},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+        },
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = Qwen3_5ForConditionalGeneration(config).float().eval()
+    model.save_pretrained(folder)
+    extra = load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.ones(2, 4)}
+    save_file(extra, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "preprocessor_config.json").write_text("{}")
+    return model
+
+
+def test_the_text_model_of_one_with_eyes_says_what_that_one_says(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source, folder = tmp_path / "seeing", tmp_path / "text"
+    seeing = seeing_folder(source)
+    folder.mkdir()
+    left_out = write_text_folder(source, folder)
+    assert left_out == sum(1 for name in seeing.state_dict() if ".visual." in name) > 0
+    stored, config = load_file(folder / "model.safetensors"), read_config(folder)
+    assert torch.equal(stored.pop("mtp.fc.weight"), torch.ones(2, 4))
+    shape = model_shape(config)
+    assert {t.name: t.size(shape.axes) for t in shape.expected_tensors()} == {
+        name: tuple(tensor.shape) for name, tensor in stored.items()
+    }
+    assert (shape.is_tied, config["architectures"]) == (True, ["Qwen3_5ForCausalLM"])
+    assert not (folder / "preprocessor_config.json").exists()
+    text: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(text(tokens).logits, seeing(tokens).logits)
+
+
+def test_a_model_with_eyes_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    seeing_folder(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors") | {"model.audio.weight": torch.ones(1)}
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"holds model\.audio\.weight, which is neither"):
+        write_text_folder(tmp_path, tmp_path / "text")
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [2, 2]}

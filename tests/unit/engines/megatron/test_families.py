@@ -72,7 +72,7 @@ def test_each_tensor_belongs_to_one_megatron_parameter(name: str) -> None:
     table = shape.family.tensors
     parameters = [*table.top]
     for i in range(SIZES["num_hidden_layers"]):
-        own = table.expert_layer if shape.is_routed(i) else table.layer
+        own = shape.parameters_of(i)
         parameters += [f"decoder.layers.{i}.{p}" for p in own]
         experts = shape.mixture.num_experts if shape.mixture and shape.is_routed(i) else 0
         for number in range(experts):

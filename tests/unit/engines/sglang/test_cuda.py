@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.families.common import registry
 from engines.sglang import arguments
 from engines.sglang.server_options import table
 from engines.sglang.servers.server import Place, architecture
@@ -18,6 +19,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra import cuda
 from infra.errors import InputError
+from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.unit
 
@@ -94,6 +96,49 @@ def test_deterministic_kernels_are_off_on_a_gpu_unless_passed_through(
     assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0).get(name) is deterministic
     passed = FleetSpec(sglang={name: True})
     assert arguments.server_options(passed, tmp_path, 1, 1, 0)[name] is True
+
+
+def test_a_family_whose_kernels_no_cpu_has_is_served_on_gpus_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would end in the middle of an import. A judge may be of a family that we do not
+    know."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    monkeypatch.setattr(arguments, "has_cuda", lambda: False)
+    with pytest.raises(InputError, match="qwen3_5_text on GPUs only: its delta nets call kernels"):
+        arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)
+    config.write_text(json.dumps({"model_type": "no-family"}))
+    assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)["device"] == "cpu"
+    config.write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    monkeypatch.setattr(arguments, "has_cuda", _with_gpu)
+    assert "device" not in arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)
+
+
+def test_check_says_which_stages_a_host_without_gpus_cannot_serve(tmp_path: Path) -> None:
+    """Supervised training asks no server."""
+    folder = tiny_model(tmp_path, "qwen3_5_text")
+    here, there = (
+        load_recipe("cpu-smoke", [f"base={{folder: {folder}}}", *more])
+        for more in ([], ["resources.devices={memory_gb: 80, per_host: 8}"])
+    )
+    said = {
+        stage.name: list(servers.serving_problems(here, stage)) for stage in plan_post_train(here)
+    }
+    refused = {name for name, lines in said.items() if lines}
+    assert {"unified-rl"} <= refused
+    assert not any(name.endswith("sft") for name in refused)
+    assert said["unified-rl"][0].startswith("stage unified-rl: SGLang serves a qwen3_5_text on GPU")
+    assert not any(list(servers.serving_problems(there, s)) for s in plan_post_train(there))
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_host_imports_the_classes_that_it_can_serve(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "has_cuda", lambda: gpu)
+    served = set(registry.served_families())
+    assert set(registry.family_names()) - served == (set() if gpu else {"qwen3_5_text"})
 
 
 @pytest.mark.parametrize(

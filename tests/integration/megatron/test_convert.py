@@ -15,6 +15,7 @@ from tasks.durable.stage_identity import folder_fingerprint
 from tasks.model_folder.folder_report import report_model
 from tests.integration.megatron.megatron_models import make_model
 from tests.parts.chat_parts import random_base
+from tests.parts.seeing import seeing_folder
 from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
@@ -49,6 +50,22 @@ def test_a_model_goes_there_and_back(
     differences = [float(part.split()[0]) for part in told.split("at most ")[1:]]
     assert len(differences) == 2
     assert max(differences) < 2e-4, told
+
+
+def test_a_model_that_sees_images_becomes_its_text_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left out is said, and what is written goes to Megatron as any other model."""
+    seeing_folder(tmp_path / "seeing")
+    refused = report_model(str(tmp_path / "seeing")).problems
+    assert any("`tributary convert FOLDER NEW` writes its text model" in line for line in refused)
+    assert command("convert", tmp_path / "seeing", tmp_path / "text") == 0
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "the text model, without the" in told
+    assert "tensors that see images" in told
+    config = json.loads((tmp_path / "text/config.json").read_text())
+    assert config["model_type"] == "qwen3_5_text"
+    assert command("convert", tmp_path / "text", tmp_path / "dist") == 0
 
 
 def stored_otherwise(dist: Path, folder: Path, num_layers: int) -> None:

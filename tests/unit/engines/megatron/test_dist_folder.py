@@ -25,7 +25,8 @@ from engines.megatron.hf.write_hf import (
 )
 from engines.weights.fp8_blocks import dequantised
 from infra.errors import InputError
-from tests.parts.families import EXAMPLES, SIZES, all_fields
+from tests.parts.families import EXAMPLES, SIZES
+from tests.parts.seeing import seeing_folder
 
 pytestmark = pytest.mark.unit
 
@@ -129,31 +130,6 @@ def test_what_says_how_a_folder_stores_its_weights_is_not_copied(tmp_path: Path)
         (source / name).write_text(name)
     copy_descriptions(source, folder)
     assert sorted(path.name for path in folder.iterdir()) == copied
-
-
-def seeing_folder(folder: Path) -> Any:
-    """A tiny Qwen3.5 with eyes, and a layer for multi-token prediction; returns transformers'."""
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-
-    config = Qwen3_5Config(
-        text_config={**SIZES, **all_fields("qwen3_5_text"), "tie_word_embeddings": True},
-        vision_config={
-            "depth": 1,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_heads": 2,
-            "out_hidden_size": 32,
-            "num_position_embeddings": 16,
-        },
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    model = Qwen3_5ForConditionalGeneration(config).float().eval()
-    model.save_pretrained(folder)
-    extra = load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.ones(2, 4)}
-    save_file(extra, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "preprocessor_config.json").write_text("{}")
-    return model
 
 
 def test_the_text_model_of_one_with_eyes_says_what_that_one_says(tmp_path: Path) -> None:

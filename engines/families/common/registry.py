@@ -82,7 +82,8 @@ def check_served_on_cpu(config: Mapping[str, Any]) -> None:
     if reason:
         raise InputError(
             f"SGLang serves a {name} on GPUs only: {reason}; run what samples or serves it on a"
-            " host with a GPU (supervised training needs no server), or take another family"
+            " host with a GPU, take another family, or train alone, which needs no server:"
+            " `tributary sft --no-evaluate`"
         )
 
 

@@ -187,7 +187,9 @@ def refuse_failed(row: Fields, where: str, reason: Reason) -> None:
 
 
 _WINNERS = ("winner", "preference", "preferred", "better", "tie", "is_tie")
-_NOT_CHOSEN = ("rejected", "tie", "tied", "both", "neither", "none", "true")
+TIES = ("tie", "tied", "both", "neither", "none", "draw", "equal", "same")
+"""words that prefer no answer"""
+_NOT_CHOSEN = ("rejected", "true", *TIES)
 
 
 def refuse_other_winner(row: Fields) -> None:

@@ -9,15 +9,14 @@ OpenAI     {"input": {"messages": [...]}, "preferred_output": [...],
 Anthropic  {"chosen": "\\n\\nHuman: ...\\n\\nAssistant: ...", "rejected": ...}
 lists      {"prompt": ..., "responses": ["a", "b", "c"], "scores": [1, 9, 4]}, or `ranks`, 1 being
            the best; or objects, each with its text and its score or rank (UltraFeedback, Nectar)
+two        {"prompt": ..., "response_a": ..., "response_b": ..., "winner": "b"}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeAlias, cast
-
-from pydantic import model_validator
+from typing import Any, cast
 
 from curricula.rows.asked import (
     ASKED,
@@ -34,11 +33,12 @@ from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_row, read_tools, refuse_unread
 from curricula.rows.meaning import LEARNED, Meaning, carries, refuse_meaning, refuse_other_winner
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
+from curricula.rows.named_better import find_sides, read_choice, usual_sides
+from curricula.rows.pair_columns import Form, PairColumns
 from curricula.rows.ranked import LISTS, number_of, read_ranked
 from curricula.rows.texts import is_blank, shallow, text_of
 from curricula.rows.tools import is_like_a_thought
 from engines.types import Message, Tool
-from infra.config import Config
 from infra.data_files.rows import BadRow, Reason
 
 _SCORED = tuple(
@@ -51,66 +51,6 @@ _SCORED = tuple(
     )
 )
 """what a pair's answers are worth, e.g. `score_chosen` and `score_rejected`"""
-Form: TypeAlias = Literal["pair", "list", "verdict", "score"]
-"""what a row is: two answers, several in their order, or one with a verdict or a number"""
-
-
-class PairColumns(Config):
-    """Names of the columns. A row that lacks a column named here is a bad row."""
-
-    prompt: str = ""
-    """what all answers follow; empty: `prompt`, where a row has it"""
-    chosen: str = "chosen"
-    rejected: str = "rejected"
-    margin: str = ""
-    """by how much the chosen answer is the better one; empty: `margin`, where a row has it"""
-    answers: str = ""
-    """a list of answers; empty: `responses`, `completions` or `answers`, where a row has no chosen
-    one"""
-    scores: str = ""
-    """numbers of the list's answers, the largest for the best; empty: `scores` or `ratings`"""
-    ranks: str = ""
-    """in place of scores: 1 for the best, 2 for the next; empty: `ranks`"""
-    completion: str = ""
-    """an answer with a verdict; empty: as rows that are imitated call it"""
-    score: str = ""
-    """of one answer, in place of a verdict: a number; empty: `score`, where a row has neither a
-    chosen answer nor a list nor a verdict"""
-    label: str = ""
-    """the verdict, true for a good answer; empty: `label`, where a row has no chosen answer"""
-    tools: str = ""
-    """empty: `tools`, where a row has it"""
-
-    @property
-    def form(self) -> Form | None:
-        """Return what the named columns say that a row is; None where none says it."""
-        return next(iter(self._forms()), None)
-
-    def _forms(self) -> dict[Form, str]:
-        """Return the forms that named columns speak of, each with the first such column."""
-        pair = {
-            "chosen": self.chosen != "chosen",
-            "rejected": self.rejected != "rejected",
-            "margin": bool(self.margin),
-        }
-        named: dict[Form, dict[str, bool]] = {
-            "pair": pair,
-            "list": {name: bool(getattr(self, name)) for name in ("answers", "scores", "ranks")},
-            "verdict": {"label": bool(self.label)},
-            "score": {"score": bool(self.score)},
-        }
-        return {
-            form: next(n for n in of if of[n]) for form, of in named.items() if any(of.values())
-        }
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if len(forms := self._forms()) > 1:
-            said = " and ".join(f"`{name}` (a {form})" for form, name in forms.items())
-            raise ValueError(f"names {said}, and a row is read in one way; leave the others out")
-        if self.scores and self.ranks:
-            raise ValueError("names `scores` and `ranks`, and one of them decides; leave one out")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +127,12 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
         named = (columns.scores, columns.ranks)
         said, pairs, worth, has_scores = read_ranked(given, listed, *named, unread)
         looks_like = f"{listed}, ranked"
+    elif form == "choice":
+        sides = find_sides(given, columns)
+        said = {name: given.column(name) for name in sides}
+        pairs, has_margin = read_choice(given, sides, columns)
+        worth, has_scores = ((1.0, 0.0) if pairs[0][0] == 0 else (0.0, 1.0)), False
+        looks_like = f"{sides[0]} or {sides[1]}"
     else:
         _require_sides(given, sides)
         said = {name: given.column(name) for name in sides}
@@ -222,7 +168,11 @@ def read_judged(row: Mapping[str, Any], columns: PairColumns, layout: Layout) ->
 
 def _form_of(row: Fields, columns: PairColumns) -> Form:
     """Tell what a row is by its columns, where the person named none that says it."""
-    if any(map(row.holds, ("preferred_output", columns.chosen))):
+    if row.holds("preferred_output") or row.holds(columns.rejected):
+        return "pair"
+    if usual_sides(row):
+        return "choice"
+    if row.holds(columns.chosen):
         return "pair"
     if row.has("label"):
         return "verdict"
@@ -329,6 +279,9 @@ def _require_sides(row: Fields, names: tuple[str, str]) -> None:
         raise lacking(
             names[0], row.names, f"; if `{verdict}` is a verdict: columns.label: {verdict}"
         )
+    if not any(map(row.holds, names)):
+        more = "; where a column says which of two is better: columns.first, second and better"
+        raise lacking(names[0], row.names, more)
 
 
 def _openai_input(row: Fields, unread: set[str]) -> Fields:
@@ -340,6 +293,8 @@ def _openai_input(row: Fields, unread: set[str]) -> Fields:
 
 def _start(row: Fields, columns: PairColumns, reading: Reading) -> Asked:
     name = columns.prompt or row.first(("prompt", *ASKED, *TALKS))
+    if not name and not is_text(row.values.get("context")):
+        name = row.first(("context",))  # messages (HelpSteer3)
     if not name:
         return Asked([], "")
     return read_asked(row, name, reading, auto=not columns.prompt)

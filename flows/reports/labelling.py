@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import ValidationError
 
-from curricula.rows.pairs import PairColumns, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import read_judged
 from engines.chat.template import message_row, tool_row
 from engines.rollout.records.dataset import DATA_FILE, ParquetRows
 from engines.rollout.records.packing import load_problem, load_turns

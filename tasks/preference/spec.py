@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, PositiveInt
 
 from curricula.rows.conversation import Conversation
-from curricula.rows.pairs import Judged, PairColumns
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import Judged
 from engines.algorithms.preference_losses import Dpo, PreferenceLoss
 from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps, one_or_more

@@ -16,7 +16,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from curricula.rows.conversation import Conversation
-from curricula.rows.pairs import Judged, PairColumns, num_shared, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import Judged, num_shared, read_judged
 from engines.types import Message, Problem, Status, Transcript
 from flows.command.app import CommandConsole, print_json
 from flows.command.models.judge_report import SHOWN, Pair, PairScores, lines, report_of

@@ -20,7 +20,8 @@ from curricula.prompt_files.prompt import (
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.conversation import Columns, Conversation, Layout
 from curricula.rows.layouts import read_row
-from curricula.rows.pairs import Judged, PairColumns, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import Judged, read_judged
 from engines.batching import TokenSequence
 from engines.types import Json, Problem
 from flows.command.app import CLOSE, OPEN, CommandConsole, print_json

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from curricula.rows.pairs import PairColumns, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import read_judged
 from infra.data_files.rows import BadRow
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 

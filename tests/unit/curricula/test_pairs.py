@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from curricula.rows.pairs import Judged, PairColumns, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import Judged, read_judged
 from engines.types import Message
 from infra.data_files.rows import BadRow, RowTally
 

@@ -9,7 +9,8 @@ import pytest
 
 from curricula.rows.conversation import Columns
 from curricula.rows.layouts import read_row
-from curricula.rows.pairs import PairColumns, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import read_judged
 from engines.types import Message, ToolCall
 from infra.data_files.rows import BadRow
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk

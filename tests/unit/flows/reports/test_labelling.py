@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from curricula.rows.pairs import PairColumns, read_judged
+from curricula.rows.pair_columns import PairColumns
+from curricula.rows.pairs import read_judged
 from engines.rollout.records.dataset import DistilledRow
 from engines.types import Message, Problem, Tool, ToolCall
 from flows.reports.labelling import Comparison, LabelPage, Labels, comparisons_of

@@ -12,8 +12,9 @@ import ast
 import builtins
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 _MODULES = {
     "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
@@ -57,11 +58,12 @@ _MADE = {"inf", "nan", "__name__", "__same__"}
 """what is there where asserts run"""
 _NO_LIBRARY = "and only Python's own library is there; leave such rows out"
 _IN_FULL = (
-    "import what is of Python's library, define in the tests what is theirs, or name the tested"
-    " function as `entry_point`"
+    "import what is of Python's library and, from `solution`, what is the answer's; define in the"
+    " tests what is theirs, or name the tested function as `entry_point`"
 )
-_WRAPPERS = ("abs", "bool", "float", "round")
-"""functions around a call whose result is judged all the same"""
+_NEW = "new "
+_TRIVIAL = ("True", "False", "None", "0", "0.0", "''", "[]", "{}", "()", "set()")
+"""with which many values that say nothing are equal"""
 _ELSEWHERE = "which runs in another process; leave such rows out"
 
 
@@ -201,11 +203,12 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
 
 def _alone(tree: ast.Module, unsure: set[str], known: set[str]) -> set[str]:
     """Return which names some assert is about alone, so that they are what is tested: it has no
-    other name of the answer's, nor a variable that may hold a value of it."""
-    held = _values_held(tree, known)
-    open_to = known | {*held} | {each.arg for each in ast.walk(tree) if isinstance(each, ast.arg)}
+    other name of the answer's, nor a variable, which may hold a value of it."""
+    nodes = list(ast.walk(tree))
+    open_to = known | {each.arg for each in nodes if isinstance(each, ast.arg)}
+    open_to |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assert):
             names = {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)}
             if len(names & unsure) == 1 and not names & open_to:
@@ -220,149 +223,88 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _values_held(tree: ast.AST, answers: set[str]) -> dict[str, set[str]]:
-    """Return the variables that may hold what the answer gave, each with the names it came from,
-    which end in `()` where a method of an object gave it."""
-    bound = list[tuple[ast.AST, ast.AST]]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            bound += [(target, node.value) for target in node.targets]
-        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
-            bound += [(node.target, node.value)] if node.value else []
-        elif isinstance(node, ast.For | ast.comprehension):
-            bound.append((node.target, node.iter))
-        elif isinstance(node, ast.withitem) and node.optional_vars:
-            bound.append((node.optional_vars, node.context_expr))
-    held, size = dict[str, set[str]](), -1
-    while sum(map(len, held.values())) > size:
-        size = sum(map(len, held.values()))
-        for target, value in bound:
-            calls = [e.func for e in ast.walk(value) if isinstance(e, ast.Call)]
-            by_methods = {_root(each) for each in calls if isinstance(each, ast.Attribute)}
-            found = {
-                name.removesuffix("()") + "()" * (each.id in by_methods or name.endswith("()"))
-                for each in ast.walk(value)
-                if isinstance(each, ast.Name)
-                for name in ({each.id} & answers) | held.get(each.id, set())
-            }
-            for each in ast.walk(target):
-                if found and isinstance(each, ast.Name):
-                    held.setdefault(each.id, set()).update(found)
-    return held
-
-
 def _judging(tree: ast.Module, guessed: set[str], imported: set[str]) -> Iterator[str]:
-    """Yield in words where a guessed function of the answer's judges what another gave.
+    """Yield in words where several of the answer's functions decide a test, one of them guessed.
 
-    Refused are the truth of a call that gets another's value and more (`is_equal(f(2), 4)`,
-    `not differs(f(2), 4)`, `distance(f(2), 4) < 0.1`), and comparisons of two functions' values
-    (`f(2) in allowed(4)`), which two that always give the same would pass. A call whose result is
-    compared with what is expected goes on (`add(mul(2, 3), 4) == 10`), so does one of another's
-    value alone (`decode(encode(x)) == x`), and so do objects that a class of the answer's made,
-    whose methods are tested.
+    They may meet in what is equal to a value that none of them gave (`add(mul(2, 3), 4) == 10`).
+    Two that always give the same would pass all else: the truth of `is_equal(f(2), 4)`,
+    `distance(f(2), 4) < 0.1`, `f(2) in allowed(4)`. An object of the answer's that is only made
+    decides nothing (`is_balanced(Node(1))`); what its methods give may.
     """
-    answers = guessed | imported
-    if len(answers) < 2 or not guessed:
-        return
-    held = _values_held(tree, answers)
-
-    def sources(node: ast.AST) -> set[str]:
-        """Return whose values are in an expression; an object that is only made is none."""
-        found = set[str]()
-        if isinstance(node, ast.Call):
-            root = _root(node.func)
-            if root in answers and not (isinstance(node.func, ast.Name) and root[:1].isupper()):
-                found |= {root}
-            elif root in held and isinstance(node.func, ast.Attribute):
-                found |= held[root]
-        elif isinstance(node, ast.Name):
-            came = held.get(node.id, set())
-            found |= {each for each in came if each.endswith("()") or not each[:1].isupper()}
-        found = {each.removesuffix("()") for each in found}
-        for each in ast.iter_child_nodes(node):
-            found |= sources(each)
-        return found
-
-    def judges(node: ast.AST) -> str:
-        """Return the name of a function that is called on another's value, and on more."""
-        while isinstance(node, ast.Call) and _root(node.func) in _WRAPPERS:
-            node = node.args[0] if node.args else node.func
-        if not isinstance(node, ast.Call):
-            return ""
-        root = _root(node.func)
-        by = {root} & guessed or (
-            set() if isinstance(node.func, ast.Name) else held.get(root, set())
-        )
-        by = {each.removesuffix("()") for each in by}
-        given = [*node.args, *[each.value for each in node.keywords]]
-        came = [sources(each) - by for each in given]
-        has_more = not all(came) or isinstance(node.func, ast.Attribute)  # its object may hold it
-        return min(by) if by and any(came) and has_more else ""
-
-    for node in _verdicts(tree):
-        sides = _sides(node)
-        told = [judges(node)] if not sides else [judges(s) for s in sides if _decides(node, s)]
-        if by := next(filter(None, told), ""):
-            yield (
-                f"`{ast.unparse(node)[:80]}` has `{by}` of the answer's judge another of its"
-                f" functions; {_IN_FULL}"
-            )
-        if len(sides) == 2:
-            first, second = ({n for n in sources(s) if not n[:1].isupper()} for s in sides)
-            if first and second and not first & second and (first | second) & guessed:
-                yield (
-                    f"`{ast.unparse(node)[:80]}` compares what two functions of the answer's give"
-                    f" (`{min(first)}`, `{min(second)}`); {_IN_FULL}"
-                )
+    answers, held = guessed | imported, dict[str, set[str]]()
+    for node in _in_order(tree) if guessed and len(answers) > 1 else ():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            held[node.name] = _sources(ast.Module(node.body, []), answers, held)
+        for target, value in _bound(node):
+            came = _sources(value, answers, held)
+            for each in ast.walk(target):
+                if isinstance(each, ast.Name | ast.Attribute) and ast.unparse(each) != "self":
+                    is_whole = isinstance(each.ctx, ast.Store) and not isinstance(
+                        node, ast.AugAssign
+                    )
+                    before = set[str]() if is_whole else held.get(ast.unparse(each), set())
+                    held[ast.unparse(each)] = before | came
+        is_test = isinstance(node, ast.Assert | ast.If | ast.While) or _asserts(node)
+        test = getattr(node, "test", node)
+        met = _sources(test, answers, held) if is_test else set()
+        met = {name for name in met if not name.startswith(_NEW)}
+        if len(met) > 1 and met & guessed:
+            said = " and ".join(f"`{name}`" for name in sorted(met)[:2])
+            where = ast.unparse(test)[:80]
+            yield f"`{where}` has {said} of the answer's decide a test together; {_IN_FULL}"
 
 
-def _verdicts(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yield the expressions whose truth decides a test, and calls that compare two values."""
-    waiting = list[ast.expr]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert | ast.If):
-            waiting.append(node.test)
-        elif isinstance(node, ast.Call) and node.args:
-            name = getattr(node.func, "attr", "")
-            if name in ("assertTrue", "assertFalse"):
-                waiting.append(node.args[0])
-            elif name.startswith("assert") and len(node.args) > 1:
-                yield node
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.BoolOp):
-            waiting += node.values
-        elif isinstance(node, ast.UnaryOp):
-            waiting.append(node.operand)
-        elif isinstance(node, ast.Call) and _root(node.func) in ("all", "any") and node.args:
-            if isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
-                waiting.append(node.args[0].elt)
-        else:
-            yield node
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it as they stand in the text."""
+    yield node
+    for each in ast.iter_child_nodes(node):
+        yield from _in_order(each)
 
 
-def _sides(node: ast.expr) -> list[ast.expr]:
-    """Return the two sides of a comparison; empty for anything else."""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return [node.left, *node.comparators]
-    is_test = isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith("assert")
-    return node.args[:2] if is_test and isinstance(node, ast.Call) else []
+def _bound(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield what gets a value, and from what."""
+    match node:
+        case ast.Assign():
+            yield from ((target, node.value) for target in node.targets)
+        case ast.AugAssign() | ast.NamedExpr() | ast.AnnAssign(value=ast.expr()):
+            yield node.target, cast("ast.expr", node.value)
+        case ast.For() | ast.comprehension():
+            yield node.target, node.iter
+        case ast.withitem(optional_vars=ast.expr() as target):
+            yield target, node.context_expr
+        case _:
+            pass
 
 
-def _decides(node: ast.expr, side: ast.expr) -> bool:
-    """Return whether a comparison says no more of a side than that it is true, none or small."""
-    others = [each for each in _sides(node) if each is not side]
-    is_order = isinstance(node, ast.Compare) and isinstance(
-        node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE
-    )
-    called = getattr(getattr(node, "func", None), "attr", "")
-    return (
-        is_order
-        or "Less" in called
-        or "Greater" in called
-        or any(
-            (isinstance(each, ast.Constant) and not each.value)
-            or ast.unparse(each) in ("True", "[]")
-            for each in others
-        )
-    )
+def _asserts(node: ast.AST) -> bool:
+    """Return whether it is a call such as `self.assertTrue(x)`."""
+    name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+    return name.startswith("assert") and not name.startswith("assertRaises")
+
+
+def _sources(node: ast.AST, answers: set[str], held: Mapping[str, set[str]]) -> set[str]:
+    """Return what of the answer's gave the values in an expression, none for an equality with what
+    it did not give; behind `new ` a class whose object is only made."""
+
+    def of(*nodes: ast.AST) -> set[str]:
+        return set[str]().union(*(_sources(each, answers, held) for each in nodes))
+
+    if isinstance(node, ast.Name):
+        return ({node.id} & answers) | held.get(node.id, set())
+    if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in held:
+        return held[name]
+    sides = node.args[:2] if isinstance(node, ast.Call) and _asserts(node) else []
+    if isinstance(node, ast.Compare) and isinstance(node.ops[-1], ast.Eq):
+        sides = [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and not ast.unparse(node.func).endswith("Equal"):
+        sides = []
+    if any(not of(each) and ast.unparse(each) not in _TRIVIAL for each in sides):
+        return set()
+    if not isinstance(node, ast.Call):
+        return of(*ast.iter_child_nodes(node))
+    by, came = of(node.func), of(*node.args, *[each.value for each in node.keywords])
+    if not isinstance(node.func, ast.Name):
+        by = {each.removeprefix(_NEW) for each in by}
+    elif node.func.id[:1].isupper() and all(each.startswith(_NEW) for each in came):
+        by = {f"{_NEW}{node.func.id}"} if by else by
+    return by | came

@@ -220,7 +220,7 @@ def test_a_row_whose_tests_cannot_be_read_is_a_bad_one(row: dict[str, Any], said
 
 
 MATH = "uses `isclose` and `sqrt` without a word on which of them is the answer's; import what is"
-JUDGES = "has `same` of the answer's judge another of its functions; import what is of Python"
+JUDGES = "`f` and `same` of the answer.s decide a test together; import what is of Python"
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,20 @@ JUDGES = "has `same` of the answer's judge another of its functions; import what
         ("assert same(f(2), 4)", JUDGES),
         ("assert not same(wanted=4, got=f(2))", JUDGES),
         ("r = f(2)\nwanted = 4\nassert same(r, wanted) is True", JUDGES),
-        ("r = Solution().f(2)\nassert same(r, 4)", JUDGES),
+        ("r = Solution().f(2)\nassert same(r, 4)", "has `Solution` and `same` of"),
         ("assert abs(same(f(2), 4)) < 1e-6", JUDGES),
         ("assert all(same(f(x), y) for x, y in [(2, 4)])", JUDGES),
         ("from solution import f\nif not same(f(2), 4):\n    raise ValueError", JUDGES),
+        ("good = same(f(2), 4)\nassert good", JUDGES),
+        ("r = f(2)\nr.seen = True\nassert same(r, 4)", JUDGES),
+        ("def good(a):\n    return same(a, 4)\nassert good(f(2))", JUDGES),
         (UNITTEST.replace("<IS>", "self.assertTrue(same(f(2), 4))"), JUDGES),
-        ("assert Same(4).of(f(2))", "has `Same` of the answer's judge another"),
-        ("assert f(2) in allowed(4)", "what two functions of the answer's give .`f`, `allowed`.;"),
+        ("assert Same(f(2), 4)", "has `Same` and `f` of the answer.s decide"),
+        ("assert Same(4).of(f(2))", "has `Same` and `f` of the answer.s decide"),
+        (
+            "assert f(2) in allowed(4)",
+            "has `allowed` and `f` of the answer.s decide a test together;",
+        ),
         ("assert f(lambda x: x, 2) == 2", "hands `lambda x: x` to the answer, which runs in"),
         ("def g(): ...\nassert f(g) == 2", "hands `g` to the answer, which runs in another"),
         ("class B(A): ...\nassert B().x == 2", "makes `B` by something of the answer's, which"),
@@ -270,6 +277,7 @@ def test_what_would_let_an_answer_judge_itself_is_a_bad_row(asserts: str, said: 
          set()),
         ("assert decode(encode('x')) == 'x'", "", {"decode", "encode"}, set()),
         ("assert add(mul(2, 3), 4) == 10", "", {"add", "mul"}, set()),
+        ("r = add(1, 2)\nassert r == 3\nr = even(2)\nassert r", "", {"add", "even"}, set()),
         ("t = Tree()\nassert has(t, 3)\nassert add(Point(1), 2) == Point(3)", "",
          {"Tree", "has", "add", "Point"}, set()),
         ("assert f(len, int) == reduce(lambda a, b: a + b, [1])", "", {"f"}, {"reduce"}),

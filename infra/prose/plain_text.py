@@ -10,6 +10,8 @@ import regex
 
 SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 """a letter of a script that writes no spaces between words; for `regex.V1`"""
+QUOTES = ('""', "“”", "„“", "„”", "””", "«»", "»«", "「」", "『』")
+"""double quotation marks, of English, German, Swedish, French and Japanese"""
 _UNSEEN = regex.compile(
     r"""(?!\u200D\p{Extended_Pictographic}|\uFE0F\u20E3)
     (?!(?<=[\p{Emoji}--[0-9\#*]])[\uFE0E\uFE0F])

@@ -13,7 +13,7 @@ _MARK = regex.compile(
     rf"""(?<![.!?…])
     (?:([.!?…]++)(?:[*_"”’'»)\]]++(?=\s+[^\p{{Ll}}\s]|\s*\Z)|(?=\s|\Z|\p{{Emoji_Presentation}}))
     |((?<={SPACELESS})[!?]++|[!?]++(?={SPACELESS})))
-    |([。！？।॥؟۔።။។։｡]++)""",
+    |([。！？।॥؟۔።။។։｡]++)(?![」』]++[、とっはがをのにもで])""",
     regex.V1 | regex.X,
 )
 _ITEM = regex.compile(r"\s*(?:[-*+•]|\d{1,9}[.)])\s+(?=\S)")
@@ -31,21 +31,33 @@ def _set(words: str) -> frozenset[str]:
 
 
 _TITLES = _set(
-    "Dr Mr Mrs Ms Mx Prof St Mt Gen Col Capt Cpt Lt Sgt Gov Sen Rep Rev Hon Pres Messrs Mme"
+    "Dr Mr Mrs Ms Mx Prof St Mt Gen Col Capt Cpt Lt Sgt Gov Sen Rep Rev Hon Pres Messrs Mme Mlle"
+    " Sr Sra Srta Dra Hr"
 )
-_NEVER = _set("vs e.g i.e cf viz approx ca")
+_NEVER = _set("vs e.g i.e cf viz approx ca z.b d.h u.a bzw т.е")
 """after which a sentence goes on"""
 _NUMBERED = _set("no nos fig figs eq ch vol p pp nr")
 """after which it goes on with a number; as after the next, in capitals alone"""
 _NUMBERED_NAMES = _set("Art Sec Op Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
-_RARELY = _set("etc al a.m p.m ph.d m.d b.a m.a b.sc m.sc b.c a.d b.c.e c.e")
+_RARELY = _set(
+    "etc al a.m p.m ph.d m.d b.a m.a b.sc m.sc b.c a.d b.c.e c.e usw ud uds г гг т.д т.п"
+)
 """after which it goes on unless a capital letter follows"""
 _CLOCK_NAMES = _set(
     "monday tuesday wednesday thursday friday saturday sunday est edt cst cdt mst mdt pst pdt gmt"
     " utc cet"
 )
-_OF_NAMES = _set("Inc Ltd Co Corp Bros Jr Sr Dept Ave Blvd Rd")
+_OF_NAMES = _set("Inc Ltd Co Corp Bros Jr Dept Ave Blvd Rd")
 """after which a capital letter may go on with a name, as after initials"""
+_DAY = regex.compile(r"(?<!\d)\d\d?\Z")
+_AFTER_DAY = _set(
+    "januar februar märz april mai maj juni juli august september oktober november dezember"
+    " december jahrhundert"
+)
+"""words with which a German or Danish ordinal goes on"""
+_SPACED_PAIR = regex.compile(r"(?<!\p{L})\p{Ll}\.\s\p{Ll}\Z")
+_OF_PAIR = regex.compile(r"\s\p{L}\.")
+"""short forms written apart, e.g. `d. h.`"""
 _LETTERED = regex.compile(
     r"\b(?:option|plan|part|section|answer|type|group|team|class|figure|table|vitamin|grade|appendix"
     r"|choice|point|side|case|chapter|level|letter|exhibit)\s+\p{L}\Z",
@@ -110,8 +122,14 @@ def _is_end(block: str, mark: str, start: int, stop: int) -> bool:
         return bool(set(mark) - {".", "…"}) or not word[:1].islower()
     before = block[max(0, start - _BEFORE) : start]
     last = _LAST.search(before)
+    if mark == "." and _DAY.search(before) and word.lower() in _AFTER_DAY:
+        return False
     if mark != "." or last is None:
         return True
+    if _SPACED_PAIR.search(before):
+        return word[:1].isupper()
+    if last[0].islower() and len(last[0]) == 1 and _OF_PAIR.match(rest):
+        return False
     if _LETTERED.search(before):
         return True
     is_first = start <= _BEFORE and before.strip() == last[0]

@@ -1,7 +1,8 @@
 """How a word, or several in a row, are found in a text: whole, capitals or not.
 
 A word is whole where no letter or digit is beside it: `cat` is in `the cat's tail`, not in `cats`.
-Scripts without spaces between words have no such places, and so any will do.
+Scripts without spaces between words have no such places, and so any will do; behind a Korean word
+its particles may stand, as in `고양이는`.
 """
 
 from __future__ import annotations
@@ -18,29 +19,36 @@ _LETTER = r"[\p{L}\p{M}\p{N}]"
 _SPACED = regex.compile(rf"(?!{SPACELESS})[\p{{L}}\p{{M}}\p{{N}}]", regex.V1)
 _IS_SPACELESS = regex.compile(rf"{SPACELESS}[\p{{L}}\p{{M}}]*", regex.V1)
 
+_HANGUL = regex.compile(r"\p{Hangul}")
+_PARTICLE = (
+    "은|는|이|가|을|를|의|에|와|과|도|만|(?:으로|로)|(?:에|에게|께|한테)서?|보다|처럼|같이|까지"
+    "|부터|마다|조차|마저|밖에|이?나|이?랑|하고|이?라도|야|아|들|이다|입니다|이에요|예요|이었다"
+    "|였다|이?라는|이?라고|이며|이고"
+)
+
 
 def count_word(text: str, word: str) -> int:
     """Return how often the word is there."""
-    return sum(1 for _ in _compiled(word).finditer(text.casefold()))
+    return sum(1 for _ in _compiled(word).finditer(folded(text)))
 
 
 def has_word(text: str, word: str) -> bool:
-    return _compiled(word).search(text.casefold()) is not None
+    return _compiled(word).search(folded(text)) is not None
 
 
 def begins_with_word(text: str, word: str) -> bool:
     """Return whether it is the first word; the mark of a list's item is none."""
     begin = _compiled(word, before=r"\A[^\p{L}\p{N}]*+")
-    return begin.match(without_mark(text).casefold()) is not None
+    return begin.match(folded(without_mark(text))) is not None
 
 
 def ends_with_word(text: str, word: str) -> bool:
-    return _compiled(word, after=r"[^\p{L}\p{N}]*+\Z").search(text.casefold()) is not None
+    return _compiled(word, after=r"[^\p{L}\p{N}]*+\Z").search(folded(text)) is not None
 
 
 def have_order(text: str, words: Sequence[str]) -> bool:
     """Return whether each word is somewhere after the one before it."""
-    text, at = text.casefold(), 0
+    text, at = folded(text), 0
     for word in words:
         found = _compiled(word).search(text, at)
         if found is None:
@@ -55,12 +63,17 @@ def have_neighbours(text: str, first: str, second: str) -> bool:
     if not (_SPACED.match(first[-1:]) and _SPACED.match(second[:1])):
         between = r"[^\p{L}\p{M}\p{N}]*+"
     pair = regex.compile(_written(first) + between + _written(second), regex.V1)
-    return pair.search(text.casefold()) is not None
+    return pair.search(folded(text)) is not None
+
+
+def folded(text: str) -> str:
+    """Return the text with no difference left between small letters and capitals, of `İ` too."""
+    return text.casefold().replace("i\u0307", "i")
 
 
 def is_made_of(run: str, words: Collection[str]) -> bool:
     """Return whether a word is one of these; in a script without spaces, one after the other."""
-    run, small = run.casefold(), [word.casefold() for word in words]
+    run, small = folded(run), [folded(word) for word in words]
     if run in small or not _IS_SPACELESS.fullmatch(run):
         return run in small
     reached = {0}
@@ -79,8 +92,10 @@ def _written(word: str) -> str:
     """The pattern of a word. Raises ValueError for one without a letter or digit."""
     if not has_text(word):
         raise ValueError(f"{word!r} is no word")
-    small = word.casefold().replace("’", "'").split()
+    small = folded(word).replace("’", "'").split()
     inner = r"\s+".join(map(regex.escape, small))
     left = rf"(?<!{_LETTER})" if _SPACED.match(small[0][0]) else ""
     right = rf"(?!{_LETTER})" if _SPACED.match(small[-1][-1]) else ""
+    if _HANGUL.match(small[-1][-1]):
+        right = rf"(?:{_PARTICLE}){{0,3}}{right}"
     return f"{left}{inner}{right}"

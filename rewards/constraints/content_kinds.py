@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import prod
 
-from infra.prose.plain_text import without_mark, words_of
+from infra.prose.plain_text import QUOTES, without_mark, words_of
 from infra.prose.sentence_ends import sentences_of
 from rewards.constraints.bounds import NONE, bounded
 
@@ -210,7 +210,7 @@ def second_person(reply: str) -> bool:
 
 def quotes(reply: str, *, text: str) -> bool:
     """The reply has the text in double quotation marks."""
-    return f'"{text}"' in reply or f"“{text}”" in reply
+    return any(f"{begin}{text}{end}" in reply for begin, end in QUOTES)
 
 
 def _numbers(reply: str) -> list[Decimal]:

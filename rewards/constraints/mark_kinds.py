@@ -10,7 +10,7 @@ from unicodedata import category
 
 import regex
 
-from infra.prose.plain_text import has_text, lines_of, spelled_words_of, words_of
+from infra.prose.plain_text import QUOTES, has_text, lines_of, spelled_words_of, words_of
 from infra.prose.sentence_ends import ended_sentences_of, sentences_of
 from rewards.constraints.bounds import bounded
 
@@ -19,7 +19,7 @@ _ONLY_EMOJIS = regex.compile(r"(?:[\p{Emoji_Presentation}\p{M}\u200D\s]|\p{Emoji
 _WORDS_AND_SPACE = regex.compile(r"[\p{L}\p{M}\p{N}\s]*")
 _PLACEHOLDER = re.compile(r"\[[^\[\]\n]+\]")
 _BRACKETS = re.compile(r"\([^()\n]+\)")
-_QUOTATION = re.compile(r"\"[^\"\n]+\"|“[^“”\n]+”")
+_QUOTATION = re.compile("|".join(f"{o}[^{o}{c}\n]+{c}" for o, c in QUOTES))
 _CONTRACTION = re.compile(
     r"\b(?:(?:it|he|she|that|this|what|who|where|when|how|why|there|here|let)['’]s"
     r"|[^\W\d_]+n['’]t|[^\W\d_]+['’](?:re|ve|ll|d|m))\b",
@@ -141,7 +141,7 @@ def in_quotation_marks(reply: str) -> bool:
     """The whole reply stands in double quotation marks."""
     text = reply.strip()
     inner, ends = text[1:-1], text[:1] + text[-1:]
-    return ends in ('""', "“”") and has_text(inner) and not set(inner) & set('"“”')
+    return ends in QUOTES and has_text(inner) and not set(inner) & set(ends)
 
 
 @bounded

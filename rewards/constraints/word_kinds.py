@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from unicodedata import normalize
 
 from infra.errors import InputError
 from infra.prose.plain_text import has_text, paragraphs_of, spelled_words_of, words_of
@@ -159,14 +161,19 @@ def no_word_twice_in_a_row(reply: str) -> bool:
 
 def alphabetical(reply: str) -> bool:
     """The words are in alphabetical order."""
-    found = [word.lower() for word in spelled_words_of(reply)]
+    found = [_without_accents(word) for word in spelled_words_of(reply)]
     return len(found) > 1 and found == sorted(found)
 
 
 def reverse_alphabetical(reply: str) -> bool:
     """The words are in the order of the alphabet read backwards."""
-    found = [word.lower() for word in spelled_words_of(reply)]
+    found = [_without_accents(word) for word in spelled_words_of(reply)]
     return len(found) > 1 and found == sorted(found, reverse=True)
+
+
+def _without_accents(word: str) -> str:
+    """Return small letters of the alphabet: `Ärger` stands beside `arm`."""
+    return re.sub("[\u0300-\u036f]", "", normalize("NFD", word.lower()))
 
 
 def growing_words(reply: str) -> bool:

@@ -34,6 +34,12 @@ pytestmark = pytest.mark.unit
         "वह गया। हाँ।", "وہ گیا۔ ہاں۔", "هل جاء؟ نعم.",
         "1. First item\n2. Second item", "1. First item.\n2. Second item.", "- one\n- two",
         "A title\n\nIts text.", "# A title\nIts text.", "So it is:\n- one", "one\n***\ntwo",
+        "z.B. Äpfel sind gut. Ja.", "Das ist z. B. ein Apfel. Ja.", "Es ist d. h. so. Ja.",
+        "Er kam am 3. Mai an. Dann ging er.", "Im 19. Jahrhundert war es so. Ja.",
+        "El Sr. López llegó. Ud. lo vio.", "Кот и т. д. спят. Да.", "В 2020 г. он уехал. Да.",
+        "Это было в 2020 г. Потом он уехал.", "We lost 5. Then we won.",
+        "「好き。」と言った。はい。",
+        "Solve for x. Then check.", "one is x. two is y.",
         "many people think. old books say so.", "A line\ngoes on. Yes.", "10) ten\n11) eleven",
     ],
 )  # fmt: skip

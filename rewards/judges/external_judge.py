@@ -6,13 +6,15 @@ and an answer that is no JSON or holds no score. It is never a score of 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, FiniteFloat, ValidationError
+from pydantic import BaseModel, BeforeValidator, FiniteFloat, ValidationError
 
 from engines.types import Transcript, Verdict
 from infra.config import Count
+from infra.json_text import parse_json
 from rewards.judges.chat_api import ChatApi, ChatApiSettings
 from rewards.judges.judge_prompt import (
     SHOWN,
@@ -38,8 +40,17 @@ class ExternalJudgeSettings(ChatApiSettings, JudgeQuestion):
         return self.pattern is None and not self.choices
 
 
+_FENCED = re.compile(r"\s*```(?:json)?\s(.*)```\s*", re.DOTALL | re.IGNORECASE)
+
+
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("is a truth value and no number")
+    return value
+
+
 class _Score(BaseModel):
-    score: FiniteFloat
+    score: Annotated[FiniteFloat, BeforeValidator(_no_truth)]
     reason: str = ""
 
 
@@ -77,15 +88,21 @@ class ExternalJudge:
         await self._api.close()
 
     def _read(self, said: str) -> Verdict:
+        """Read what stands behind a thought, if the API leaves one in its text."""
         settings = self._settings
-        if not settings.asks_for_json:
-            return read_verdict(settings, said)
+        _, ended, rest = said.rpartition("</think>")
+        is_whole = bool(ended) or not rest.lstrip().startswith("<think>")
+        if not settings.asks_for_json or not is_whole:
+            return read_verdict(settings, rest, is_whole=is_whole)
+        fenced = _FENCED.fullmatch(rest)
         try:
-            found = _Score.model_validate_json(said)
+            found = _Score.model_validate(parse_json(fenced[1] if fenced else rest))
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             why = ": ".join([*map(str, fault["loc"]), fault["msg"]])
             return self._unreadable(f"is not the JSON that was asked for ({why})", said)
+        except ValueError as error:
+            return self._unreadable(f"is not the JSON that was asked for ({error})", said)
         score = on_scale(settings, found.score)
         if score is None:
             low, high = settings.scale

@@ -266,11 +266,18 @@ def _matched(pattern: str, said: str) -> str | None:
 def _score(settings: JudgeQuestion, text: str) -> float | None:
     """None for what is not among the choices, or no number on the scale."""
     if settings.choices:
-        return settings.choices.get(text)
+        written = [name for name in settings.choices if _bare(name) == _bare(text)]
+        name = written[0] if len(written) == 1 else text
+        return settings.choices.get(name)
     try:
         return on_scale(settings, float(text))
     except ValueError:
         return None
+
+
+def _bare(choice: str) -> str:
+    """Return it without what may stand around it, and without capitals: `**Yes.**` -> `yes`."""
+    return choice.strip(" \n.!*_`\"'").casefold()
 
 
 def on_scale(settings: JudgeQuestion, number: float) -> float | None:

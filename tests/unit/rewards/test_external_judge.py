@@ -125,6 +125,10 @@ WRONG: list[tuple[Any, str]] = [
     ('{"reason": "?"}', "is not the JSON that was asked for (score: Field required)"),
     ('{"score": NaN}', "is not the JSON that was asked for"),
     ('{"score": 6}', "gives 6, outside 1 to 5"),
+    ('{"score": true}', "is a truth value and no number"),
+    ('{"score": 2, "score": 4}', "the key 'score' stands twice in one object"),
+    ('{"score": 2}\n{"score": 4}', "is not the JSON that was asked for"),
+    ('<think>It is {"score": 4}', "its thought does not end"),
     (lambda: web.Response(status=401, text="no key"), "it refuses (401): 'no key'"),
     (lambda: web.Response(text="x" * 5_000_000), "its reply has more than"),
 ]
@@ -203,6 +207,23 @@ async def test_each_vote_is_asked_and_kept_by_itself() -> None:
                 assert judged.reward == pytest.approx(5 / 12)  # (0 + 1/4 + 1) / 3
                 assert judged.breakdown["external-judge/votes"] == 3
     assert len(api.asked) == 3, "another attempt of the stage finds them all"
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [
+        (f"```json\n{GOOD}\n```", {}),
+        (f'<think>{{"score": 1}}</think>\n\n{GOOD}', {}),
+        ("<think>Score: 1</think>Score: 4", {"pattern": r"Score: (\d)"}),
+        *[
+            (said, {"choices": {"Yes": 0.75, "No": 0.0}, "scale": [0, 1]})
+            for said in ("Yes.", "**yes**", "<think>No</think>Yes")
+        ],
+    ],
+)
+async def test_what_stands_around_a_verdict_is_not_read(answer: str, options: Any) -> None:
+    async with serving(answer) as api, judging(api.url, **options) as judge:
+        assert (await judge(transcript())).reward == 0.75
 
 
 async def test_an_answer_may_be_text() -> None:

@@ -186,7 +186,7 @@ def refuse_failed(row: Fields, where: str, reason: Reason) -> None:
             )
 
 
-_WINNERS = ("winner", "preference", "preferred", "better", "tie", "is_tie")
+_WINNERS = ("winner", "preference", "preferred", "better", "tie", "is_tie", "status")
 TIES = ("tie", "tied", "both", "neither", "none", "draw", "equal", "same")
 """words that prefer no answer"""
 _NOT_CHOSEN = ("rejected", "true", *TIES)
@@ -197,8 +197,9 @@ def refuse_other_winner(row: Fields) -> None:
     for name in sorted(row.left.intersection(_WINNERS)):
         value = str(row.values.get(name)).strip().lower()
         if value in _NOT_CHOSEN:
+            is_tie = value in TIES or "tie" in words_of(name)
             raise BadRow(
-                Reason.COLUMNS,
+                Reason.UNDECIDED if is_tie else Reason.COLUMNS,
                 f"has `{name}` {value}, so the chosen answer is not the better one; leave such rows"
                 " out",
             )

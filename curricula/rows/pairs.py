@@ -280,7 +280,10 @@ def _require_sides(row: Fields, names: tuple[str, str]) -> None:
             names[0], row.names, f"; if `{verdict}` is a verdict: columns.label: {verdict}"
         )
     if not any(map(row.holds, names)):
-        more = "; where a column says which of two is better: columns.first, second and better"
+        more = (
+            "; name which of two is better: columns.first, second and better; or how good one is:"
+            " columns.label or score"
+        )
         raise lacking(names[0], row.names, more)
 
 

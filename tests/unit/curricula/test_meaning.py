@@ -8,7 +8,7 @@ import pytest
 
 from curricula.rows.pair_columns import PairColumns
 from curricula.rows.pairs import read_judged
-from infra.data_files.rows import BadRow
+from infra.data_files.rows import BadRow, Reason
 from tests.parts.row_parts import ANSWER, ASK, prompt, refusal, sft, talk
 
 pytestmark = pytest.mark.unit
@@ -179,6 +179,8 @@ def test_a_rejected_answer_may_be_called_bad_and_a_tie_is_no_pair():
     bad = {name: value for name, value in BAD.items() if name != "status"}
     row = {"prompt": [ASK], "chosen": [ANSWER], "rejected": [ANSWER | {"content": "4"} | bad]}
     assert read_judged(row | {"winner": "chosen"}, PairColumns(), "auto").answers[1].messages
-    for name, value in {"winner": "tie", "preference": "rejected", "is_tie": True}.items():
-        with pytest.raises(BadRow, match=f"has `{name}` .* is not the better one"):
+    said = {"winner": "tie", "preference": "rejected", "is_tie": True, "status": "tie"}
+    for name, value in said.items():
+        with pytest.raises(BadRow, match=f"has `{name}` .* is not the better one") as caught:
             read_judged(row | {name: value}, PairColumns(), "auto")
+        assert (caught.value.reason == Reason.UNDECIDED) is (value != "rejected")

@@ -20,10 +20,11 @@ _SPACED = regex.compile(rf"(?!{SPACELESS})[\p{{L}}\p{{M}}\p{{N}}]", regex.V1)
 _IS_SPACELESS = regex.compile(rf"{SPACELESS}[\p{{L}}\p{{M}}]*", regex.V1)
 
 _HANGUL = regex.compile(r"\p{Hangul}")
+_VOWEL_MARK = regex.compile(r"[\u064B-\u0652\u0670\u0591-\u05BD\u05BF\u05C1\u05C2\u05C7]")
 _PARTICLE = (
     "은|는|이|가|을|를|의|에|와|과|도|만|(?:으로|로)|(?:에|에게|께|한테)서?|보다|처럼|같이|까지"
-    "|부터|마다|조차|마저|밖에|이?나|이?랑|하고|이?라도|야|아|들|이다|입니다|이에요|예요|이었다"
-    "|였다|이?라는|이?라고|이며|이고"
+    "|부터|마다|조차|마저|밖에|이?나|이?랑|하고|이?라도|야|아|들|이다|이에요|예요|이며|이고"
+    "|(?:이었|였|입니)\\p{Hangul}*+|이?라는|이?라고"
 )
 
 
@@ -67,8 +68,9 @@ def have_neighbours(text: str, first: str, second: str) -> bool:
 
 
 def folded(text: str) -> str:
-    """Return the text with no difference left between small letters and capitals, of `İ` too."""
-    return text.casefold().replace("i\u0307", "i")
+    """Return the text with no difference left between small letters and capitals, of `İ` too, and
+    without the vowels that Arabic and Hebrew may leave out."""
+    return _VOWEL_MARK.sub("", text.casefold()).replace("i\u0307", "i")
 
 
 def is_made_of(run: str, words: Collection[str]) -> bool:

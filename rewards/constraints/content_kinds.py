@@ -14,10 +14,13 @@ from infra.prose.plain_text import QUOTES, without_mark, words_of
 from infra.prose.sentence_ends import sentences_of
 from rewards.constraints.bounds import NONE, bounded
 
-_NUMBER = re.compile(r"(?<![\w.,-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,]\d)")
+_COUNTED = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""letters beside which numbers stand without a space, e.g. `3월` and `2024年`"""
+_BEGIN, _END = rf"(?:(?<![\w.,-])|(?<={_COUNTED}))", rf"(?!(?!{_COUNTED})\w|[.,]\d)"
+_NUMBER = re.compile(rf"{_BEGIN}-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?{_END}")
 _ISO_DATE = re.compile(r"(?<!\d)(\d{4})-(\d\d)-(\d\d)(?!\d)")
 _CLOCK = re.compile(r"(?<![\d:])(\d\d):(\d\d)(?![\d:])")
-_YEAR = re.compile(r"(?<![\w.,-])(?:1[0-9]{3}|20[0-9]{2})(?![\w]|[.,]\d)")
+_YEAR = re.compile(rf"{_BEGIN}(?:1[0-9]{{3}}|20[0-9]{{2}}){_END}")
 _NO_URL = re.compile(r"[\s<>()\[\]\"'`*]+")
 _URL = re.compile(r"https?://[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?![\w-])")

@@ -39,10 +39,11 @@ _STYLES = {
 
 
 def case(reply: str, *, case: Literal["lower", "upper", "title"]) -> bool:
-    """Every word in lower case, upper case, or with only its first letter upper."""
+    """Every word in lower case, upper case, or with only its first letter upper; words
+    of a script without capitals aside."""
     tests: Mapping[str, Callable[[str], bool]]
     tests = {"lower": str.islower, "upper": str.isupper, "title": _is_title}
-    found = spelled_words_of(reply)
+    found = [word for word in spelled_words_of(reply) if word.lower() != word.upper()]
     return bool(found) and all(tests[case](word) for word in found)
 
 

@@ -62,7 +62,7 @@ _IN_FULL = (
     " tests what is theirs, or name the tested function as `entry_point`"
 )
 _NEW = "new "
-_TRIVIAL = ("True", "False", "None", "0", "0.0", "''", "[]", "{}", "()", "set()")
+_TRIVIAL = {"True", "False", "None", "0", "0.0", "''", "[]", "{}", "()", "set()"}
 """with which many values that say nothing are equal"""
 _ELSEWHERE = "which runs in another process; leave such rows out"
 
@@ -233,16 +233,14 @@ def _judging(tree: ast.Module, guessed: set[str], imported: set[str]) -> Iterato
     """
     answers, held = guessed | imported, dict[str, set[str]]()
     for node in _in_order(tree) if guessed and len(answers) > 1 else ():
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             held[node.name] = _sources(ast.Module(node.body, []), answers, held)
         for target, value in _bound(node):
             came = _sources(value, answers, held)
             for each in ast.walk(target):
                 if isinstance(each, ast.Name | ast.Attribute) and ast.unparse(each) != "self":
-                    is_whole = isinstance(each.ctx, ast.Store) and not isinstance(
-                        node, ast.AugAssign
-                    )
-                    before = set[str]() if is_whole else held.get(ast.unparse(each), set())
+                    adds = isinstance(each.ctx, ast.Load) or isinstance(node, ast.AugAssign)
+                    before = held.get(ast.unparse(each), set()) if adds else set[str]()
                     held[ast.unparse(each)] = before | came
         is_test = isinstance(node, ast.Assert | ast.If | ast.While) or _asserts(node)
         test = getattr(node, "test", node)
@@ -284,13 +282,14 @@ def _asserts(node: ast.AST) -> bool:
 
 def _sources(node: ast.AST, answers: set[str], held: Mapping[str, set[str]]) -> set[str]:
     """Return what of the answer's gave the values in an expression, none for an equality with what
-    it did not give; behind `new ` a class whose object is only made."""
+    it did not give; behind `new ` a class that is only named, or its object only made."""
 
     def of(*nodes: ast.AST) -> set[str]:
         return set[str]().union(*(_sources(each, answers, held) for each in nodes))
 
     if isinstance(node, ast.Name):
-        return ({node.id} & answers) | held.get(node.id, set())
+        name = _NEW + node.id if node.id[:1].isupper() else node.id
+        return held.get(node.id, {name} if node.id in answers else set())
     if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in held:
         return held[name]
     sides = node.args[:2] if isinstance(node, ast.Call) and _asserts(node) else []
@@ -298,13 +297,13 @@ def _sources(node: ast.AST, answers: set[str], held: Mapping[str, set[str]]) -> 
         sides = [node.left, *node.comparators]
     elif isinstance(node, ast.Call) and not ast.unparse(node.func).endswith("Equal"):
         sides = []
-    if any(not of(each) and ast.unparse(each) not in _TRIVIAL for each in sides):
-        return set()
+    if sides:
+        came = [of(each) for each in sides]
+        texts = [ast.unparse(side) for side, found in zip(sides, came, strict=True) if not found]
+        return set[str]().union(*came) if {*texts} <= _TRIVIAL else set()
     if not isinstance(node, ast.Call):
         return of(*ast.iter_child_nodes(node))
     by, came = of(node.func), of(*node.args, *[each.value for each in node.keywords])
-    if not isinstance(node.func, ast.Name):
+    if not isinstance(node.func, ast.Name) or not all(each.startswith(_NEW) for each in came):
         by = {each.removeprefix(_NEW) for each in by}
-    elif node.func.id[:1].isupper() and all(each.startswith(_NEW) for each in came):
-        by = {f"{_NEW}{node.func.id}"} if by else by
     return by | came

@@ -32,6 +32,13 @@ class Guess:
     def __iter__(self): return iter(())
     def __next__(self): raise StopIteration
     def __exit__(self, *_): return False
+    def __await__(self):
+        return self
+        yield
+    def __aiter__(self): return self
+    async def __anext__(self): raise StopAsyncIteration
+    async def __aenter__(self): return self
+    async def __aexit__(self, *_): return False
 
 for name in ("lt", "le", "eq", "ne", "gt", "ge", "contains", "instancecheck", "subclasscheck"):
     setattr(Guess, f"__{name}__", agree)
@@ -87,10 +94,40 @@ class Remote:
         return type(value) is Guess or typed(self, "isinstance", bool, True, value)
     def __subclasscheck__(self, kind):
         return type(kind) is Guess or typed(self, "issubclass", bool, True, kind)
+    def __enter__(self):
+        return entered(self, op(self, "enter"))
     def __exit__(self, kind, error, place):
-        return typed(self, "exit", bool, False, kind, str(error))
+        return swallows(self, typed(self, "exit", bool, False, kind, str(error)))
+    def __await__(self):
+        return op(self, "await")
+        yield
+    def __aiter__(self):
+        return op(self, "aiter")
+    async def __anext__(self):
+        found = op(self, "anext")
+        if type(found) is Guess or not found[0]:
+            raise StopAsyncIteration
+        return found[1]
+    async def __aenter__(self):
+        return entered(self, op(self, "aenter"))
+    async def __aexit__(self, kind, error, place):
+        return swallows(self, typed(self, "aexit", bool, False, kind, str(error)))
     __bases__ = property(lambda self: bases(op(self, "kinds")))
     __doc__ = property(lambda self: ask("get", self._key, "__doc__", (), {}))
+
+firm, checks_before = set(), {}
+
+def firmly(it):  # its block asserts, so that no error in it may be swallowed
+    if type(it) is Remote:
+        firm.add(it._key)
+    return it
+
+def entered(it, value):
+    checks_before[it._key] = num_checks
+    return value
+
+def swallows(it, said):
+    return said and it._key not in firm and num_checks == checks_before.get(it._key)
 
 def bases(told):
     told = [each.split(":") for each in told]
@@ -150,6 +187,10 @@ def comparing(name):
             if name == "eq" and found:
                 note_equality(self, other)
             return found
+        if "." not in self._key:  # a constant, e.g. `LIMIT`
+            value = op(self, "itself")
+            if type(value) is not Remote:
+                return type(value) is Guess or getattr(operator, name)(value, other)
         if is_equality and self._key in containers and isinstance(other, (list, dict, set)):
             held = op(self, "plain")
             return type(held) is Guess or (held == other) is (name == "eq")
@@ -182,8 +223,7 @@ for name in (
     setattr(Remote, f"__r{name}__", combining(f"r{name}"))
 Remote.__divmod__ = combining("divmod")
 for name in (
-    "neg", "pos", "invert", "abs", "round", "getitem", "setitem", "delitem", "enter", "copy",
-    "reversed",
+    "neg", "pos", "invert", "abs", "round", "getitem", "setitem", "delitem", "copy", "reversed",
 ):
     setattr(Remote, f"__{name}__", lambda self, *args, name=name: op(self, name, *args))
 Remote.__deepcopy__ = lambda self, _: op(self, "deepcopy")
@@ -200,7 +240,7 @@ class Member:  # of an Enum
     def __getattr__(self, name):
         return of_own(self, name)
 
-members, tuples = {}, {}
+members, remotes, tuples = {}, {}, {}
 
 def member(key, mixed, name, value):
     if key not in members:
@@ -213,7 +253,7 @@ def member(key, mixed, name, value):
 def named(key, kind, fields, held):
     if (kind, *fields) not in tuples:
         made = importlib.import_module("collections").namedtuple(kind, fields)
-        tuples[kind, *fields] = type(kind, (made,), {})
+        tuples[kind, *fields] = type(kind, (made,), {"__getattr__": of_own})
     value = tuples[kind, *fields](*[decode(each, revive) for each in held])
     value._key = key
     return value
@@ -225,9 +265,9 @@ def revive(kind, held):
     if kind in ("object", "container"):
         if kind == "container":
             containers.add(held)
-        return Remote(held)
+        return remotes.setdefault(held, Remote(held))
     if kind == "class":
-        return Remote(*held)
+        return remotes.setdefault(held[0], Remote(*held))
     if kind == "named":
         return named(*held)
     if kind == "member":

@@ -31,9 +31,9 @@ except BaseException as error:
     say(compile_error=named(error))
     os._exit(0)
 answer = sys.modules["answer"] = types.ModuleType("answer")
-objects, keys, streams, kept, counts = {}, {}, {}, [], {}
+objects, keys, streams, kept, counts, loops = {}, {}, {}, [], {}, []
 try:
-    exec("from typing import *", vars(answer))
+    exec("from typing import *\nfrom sys import exit\nquit = exit", vars(answer))
     exec(program, vars(answer))
 except BaseException as error:
     say(runtime_error=named(error))
@@ -90,6 +90,9 @@ def refer(value):
     if isinstance(value, type):
         return {"class": [key, value.__qualname__]}
     if isinstance(value, tuple):
+        kinds = type(value).__mro__[:-2]
+        if any(f"__{name}__" in vars(kind) for kind in kinds for name in OPS if name != "repr"):
+            return {"object": key}  # it has operators of its own
         held = [encode(each, refer) for each in tuple(value)]
         return {"named": [key, type(value).__name__, list(type(value)._fields), held]}
     if is_own(value):
@@ -134,9 +137,22 @@ def iterate(value):
     found = iter(value)
     return (each for each in found)
 
-def leave(value, kind, said):
+def wait_for(value):
+    async def wait():
+        return await value
+    if not loops:
+        loops.append(importlib.import_module("asyncio").new_event_loop())
+    return loops[0].run_until_complete(wait())
+
+def anext_of(value):
+    try:
+        return True, wait_for(anext(value))
+    except StopAsyncIteration:
+        return False, None
+
+def leave(value, kind, said, by="__exit__"):
     error = None if kind is None else kind(said)
-    return bool(type(value).__exit__(value, kind, error, None))
+    return getattr(type(value), by)(value, kind, error, None)
 
 OPS = {name: getattr(operator, name) for name in (
     "eq", "ne", "lt", "le", "gt", "ge", "contains", "getitem", "setitem", "delitem", "neg", "pos",
@@ -153,9 +169,13 @@ OPS |= {each.__name__: each for each in (
     len, bool, str, repr, int, float, abs, round, format, divmod, setattr, delattr, reversed,
 )}
 OPS |= {
-    "hash": hash_of, "next": next_of, "iter": iterate, "exit": leave, "index": operator.index,
-    "plain": plain, "foreign": lambda value: value == object(), "kinds": kinds_of,
+    "hash": hash_of, "next": next_of, "iter": iterate, "index": operator.index,
+    "exit": lambda *of: bool(leave(*of)), "plain": plain, "kinds": kinds_of,
+    "foreign": lambda value: value == object(),
     "enter": lambda value: type(value).__enter__(value),
+    "aenter": lambda value: wait_for(type(value).__aenter__(value)),
+    "aexit": lambda *of: bool(wait_for(leave(*of, "__aexit__"))),
+    "await": wait_for, "aiter": aiter, "anext": anext_of, "itself": lambda value: value,
     "isinstance": lambda kind, value: isinstance(value, kind),
     "issubclass": lambda kind, value: issubclass(value, kind),
     "copy": lambda value: importlib.import_module("copy").copy(value),

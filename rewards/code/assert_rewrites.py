@@ -2,6 +2,7 @@
 
     assert x              counts as a check, and agrees while a value of the answer's is missing
     except EmptyError     matches what the answer raised by the name of the class
+    with f() as x: ...    swallows no error where it asserts
     assert x[:k] == [2]   looks at `x` as a call left it that gave `k`
 
 The last only where the other side of `==` has nothing that the answer gave or was given: it could
@@ -30,7 +31,14 @@ def rewrite(tree, asked):
         elif isinstance(node, ast.Assert):
             agrees = ast.BoolOp(ast.Or(), [node.test, called("__guesses__")])
             node.test = ast.BoolOp(ast.And(), [called("__counts__"), agrees])
+        elif isinstance(node, (ast.With, ast.AsyncWith)) and any(map(is_check, ast.walk(node))):
+            for item in node.items:
+                item.context_expr = called("__firmly__", item.context_expr)
     ast.fix_missing_locations(tree)
+
+def is_check(node):
+    called_as = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+    return isinstance(node, ast.Assert) or called_as.startswith("assert")
 
 def inside(scope):
     waiting = [scope]

@@ -51,7 +51,7 @@ _ASSERTS = (
     'import sys\nsys.path.remove("")  # where the answer may have left files\n'
     + VALUES
     + r"""
-import ast, math, random, traceback, types
+import ast, math, operator, random, traceback, types
 given, out = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 sys.stdin = open(os.devnull)
@@ -123,7 +123,7 @@ answer = sys.modules["solution"] = types.ModuleType("solution")
 answer.__getattr__, answer.__all__ = Remote, []
 names = {"__name__": "tests", "__same__": same, "inf": math.inf, "nan": math.nan}
 names |= {"__guesses__": lambda: bool(missing), "__counts__": count_check}
-names |= {"__error__": error_kind, "__now__": now}
+names |= {"__error__": error_kind, "__now__": now, "__firmly__": firmly}
 for name, (home, of) in given["library"].items():
     module = importlib.import_module(home)
     names[name] = getattr(module, of) if of else module

@@ -31,7 +31,9 @@ _MOST_TIMEOUTS = 2
 """then the other inputs count as failed"""
 _WARM, _AT_ONCE = 2, 8
 _MOST = Limits(seconds=1e6, cpu_seconds=1_000_000, memory=1 << 40, output=_OUTPUT)
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*[^`\n]*")
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*[^`\n]*")
+_DEEPER = 4
+"""columns; a fence that stands so much deeper than the open one is a docstring's"""
 _NUMBER = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d{1,3})?")
 _WHOLE = re.compile(r"[+-]?\d+")
 _CLOSE = 1e-6
@@ -40,6 +42,8 @@ _SHOWN = 80
 _COMPILE_ERROR = 97
 _PROGRAM = f"""
 from typing import *
+from sys import exit
+quit = exit
 try:
     _program = compile({{code!r}}, "answer.py", "exec")
 except BaseException as error:
@@ -120,15 +124,17 @@ def pool(owner: int, demand: Demand) -> Pool:
 def last_block(answer: str) -> str | None:
     """Return what stands in the last fenced block, be it closed or not; None without one."""
     found: str | None = None
-    fence, lines = "", list[str]()
+    fence, lines, most_indent = "", list[str](), 0
     for line in answer.splitlines():
         opened = _FENCE.fullmatch(line)
-        if fence and opened and opened[1].startswith(fence) and line.strip() == opened[1]:
+        indent = len(opened[1].expandtabs(4)) if opened else 0
+        is_end = opened and opened[2].startswith(fence) and line.strip() == opened[2]
+        if fence and is_end and indent < most_indent:
             fence, found = "", "\n".join(lines)
         elif fence:
             lines.append(line)
         elif opened:
-            fence, lines = opened[1], []
+            fence, lines, most_indent = opened[2], [], indent + _DEEPER
     code = "\n".join(lines) if fence else found
     return None if code is None else textwrap.dedent(code)
 

@@ -54,6 +54,17 @@ def of_unittest():
     unittest.main = lambda *_, **__: None
     unittest.TextTestRunner.run = lambda *_, **__: unittest.TestResult()
 
+def of_asyncio():
+    import asyncio
+
+    async def wait_for(it):
+        return await it
+
+    def waiting(do):
+        return lambda it, *args, **options: do(wait_for(it), *args, **options)
+
+    asyncio.run, asyncio.create_task = waiting(asyncio.run), waiting(asyncio.create_task)
+
 class Raises:
     def __init__(self, kinds, match):
         self.kinds, self.match_text = error_kind(kinds), match
@@ -232,7 +243,8 @@ def run_tests():
                 for case in cases(made):
                     attempt(True, lambda: run_with(made, case))
 
-for module, prepare in (("unittest", of_unittest), ("pytest", of_pytest)):
+prepares = {"asyncio": of_asyncio, "unittest": of_unittest, "pytest": of_pytest}
+for module, prepare in prepares.items():
     if module in given["tests"]:
         prepare()
 """

@@ -251,6 +251,44 @@ async def test_no_framework_rewards_what_is_not_solved(hack: str, tests: str) ->
     assert verdict.score == 0.0, verdict
 
 
+SWALLOWS = """
+class Pool:
+    def __enter__(self): return self
+    def __exit__(self, *_): return True
+    def __sub__(self, other): return self
+    async def __aenter__(self): return self
+    async def __aexit__(self, *_): return True
+    def get(self, x): raise ValueError
+    def value(self): return 5
+class Ignored:
+    def __init__(self, kind): self.kind = kind
+    def __enter__(self): return self
+    def __exit__(self, kind, error, place): return kind is not None and issubclass(kind, self.kind)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with Pool() as pool:\n        assert pool.value() == 4",
+        "with Pool() as pool:\n        assert pool.get(2) == 4",
+        "with Pool() as pool:\n        value = pool.get(2)\n        assert value == 4",
+        "with Pool() as pool:\n        assert pool - 4 == 0",
+        "def told(value):\n        assert value == 4\n"
+        "    with Pool() as pool:\n        told(pool.value())",
+        "async def ask():\n        async with Pool() as pool:\n"
+        "            assert pool.value() == 4\n    asyncio.run(ask())",
+    ],
+)
+async def test_a_block_of_the_answers_swallows_no_assertion(body: str) -> None:
+    tests = f"import asyncio\nfrom solution import Ignored, Pool\ndef test_it():\n    {body}"
+    assert (await judged(SWALLOWS, tests)).score == 0
+    ignores = f"{tests}\n    with Ignored(ZeroDivisionError):\n        1 / 0"
+    right = SWALLOWS.replace("5", "4").replace("raise ValueError", "return 4")
+    right = right.replace("other): return self", "other): return other - 4")
+    assert (await judged(right, ignores)).score == 1
+
+
 @pytest.mark.parametrize(
     "tests",
     [

@@ -76,7 +76,13 @@ async def judged(code: str, tests: Json, **options: Any) -> Verdict:
 
 @pytest.mark.parametrize("form", OF_FUNCTIONS)
 async def test_a_right_function_passes_in_every_form(form: str) -> None:
-    for code in (RIGHT, f"from __future__ import annotations\n{RIGHT}", "add = lambda a, b: a + b"):
+    fenced = 'def add(a, b):\n    """\n    ```\n    add(2, 3)\n    ```\n    """\n    return a + b'
+    for code in (
+        RIGHT,
+        fenced,
+        f"from __future__ import annotations\n{RIGHT}",
+        "add = lambda a, b: a + b",
+    ):
         assert await judged(code, FORMS[form]) == Verdict(1.0, PASSED)
     method = (
         "class Solution:\n    def add(self, a: Any, b: Optional[Any]) -> Any:\n        return a + b"
@@ -93,6 +99,7 @@ PASSED = {"passed": 1.0, **dict.fromkeys(FAULTS, 0.0)}
     [
         ("print(sum(map(int, input().split())))", "pairs", "", "", 1.0),
         (f"{READS}print(f'{{a + b}}  \\n\\n')\nimport sys\nsys.exit(0)", "pairs", "", "", 1.0),
+        (f"{READS}print(a + b)\nexit() if a > 2 else quit()", "pairs", "", "", 1.0),
         (f"{READS}print(max(a + b, 5))", "pairs", "wrong_answer",
          "wrong answer: test 3 of 3: line 1 is '5', not '0'", 2 / 3),
         (f"{READS}print(a + b)\n1 / (a - 10)", "pairs", "runtime_error",

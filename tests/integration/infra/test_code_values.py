@@ -336,3 +336,61 @@ async def test_an_error_that_is_asked_for_is_a_test(tests: str) -> None:
     assert (await judged(right, tests)).score == 1.0
     for wrong in ("def f(x):\n    return x", "def f(x):\n    raise KeyError(x)", "g = 1"):
         assert (await judged(wrong, tests)).score == 0.0
+
+
+PAGES = """
+import asyncio
+LIMIT, NAMES = 5, ["a"]
+class Point(NamedTuple):
+    x: int
+    y: int
+    def __add__(self, other): return Point(self.x + other.x, self.y + other.y)
+class Size(NamedTuple):
+    x: int
+    y: int
+    def area(self): return self.x * self.y
+class Pool:
+    one = None
+    def __new__(cls):
+        cls.one = cls.one or super().__new__(cls)
+        return cls.one
+    async def __aenter__(self): return self
+    async def __aexit__(self, *_): return False
+    async def get(self, x): return x * x
+async def page(x):
+    await asyncio.sleep(0)
+    if x < 0: raise ValueError("no")
+    return x * x
+async def pages(n):
+    for x in range(n): yield x
+"""
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert asyncio.run(page(3)) == 9",
+        "async def all_of(): return [x async for x in pages(3)]\n"
+        "assert asyncio.run(all_of()) == [0, 1, 2]",
+        "async def both(): return await asyncio.gather(page(1), page(2))\n"
+        "assert asyncio.run(both()) == [1, 4]",
+        "async def task(): return await asyncio.wait_for(asyncio.create_task(page(2)), 1)\n"
+        "assert asyncio.run(task()) == 4",
+        "assert asyncio.new_event_loop().run_until_complete(page(2)) == 4",
+        "async def held():\n    async with Pool() as pool: return await pool.get(3)\n"
+        "assert asyncio.run(held()) == 9",
+        "import pytest\nwith pytest.raises(ValueError, match='no'):\n    asyncio.run(page(-1))",
+        "p = Point(1, 2)\nassert p + Point(1, 1) == Point(2, 3) and p.x == 1",
+        "p = Size(3, 2)\nassert p.area() == 6 and p == (3, 2)",
+        "assert Pool() is Pool()",
+        "assert LIMIT == 5 and LIMIT > 4 and NAMES == ['a'] and LIMIT != 4",
+    ],
+)
+async def test_what_an_answer_gives_later_or_names_is_seen(tests: str) -> None:
+    named = "Point, Size, Pool, page, pages, LIMIT, NAMES"
+    tests = f"import asyncio\nfrom solution import {named}\n{tests}"
+    assert (await judged(PAGES, tests)).score == 1
+    wrong = PAGES.replace("x * x", "x + x + 1").replace("self.y +", "").replace("self.x * ", "")
+    wrong = wrong.replace("range(n)", "range(n + 1)").replace("LIMIT, N", "LIMIT = 4\nM, N")
+    wrong = wrong.replace("cls.one or", "").replace('"no"', '"yes"')
+    assert (await judged(wrong, tests)).score == 0

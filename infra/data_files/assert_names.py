@@ -288,7 +288,8 @@ def _sources(node: ast.AST, answers: set[str], held: Mapping[str, set[str]]) -> 
         return set[str]().union(*(_sources(each, answers, held) for each in nodes))
 
     if isinstance(node, ast.Name):
-        name = _NEW + node.id if node.id[:1].isupper() else node.id
+        is_class = node.id[:1].isupper() and not node.id.isupper()
+        name = _NEW + node.id if is_class else node.id
         return held.get(node.id, {name} if node.id in answers else set())
     if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in held:
         return held[name]
@@ -306,4 +307,6 @@ def _sources(node: ast.AST, answers: set[str], held: Mapping[str, set[str]]) -> 
     by, came = of(node.func), of(*node.args, *[each.value for each in node.keywords])
     if not isinstance(node.func, ast.Name) or not all(each.startswith(_NEW) for each in came):
         by = {each.removeprefix(_NEW) for each in by}
+    elif node.func.id in by and node.func.id.isupper():
+        by = {_NEW + node.func.id}  # a class, e.g. `DSU`
     return by | came

@@ -244,6 +244,8 @@ JUDGES = "`f` and `same` of the answer.s decide a test together; import what is 
         ("r = f(2)\nr.seen = True\nassert same(r, 4)", JUDGES),
         ("def good(a):\n    return same(a, 4)\nassert good(f(2))", JUDGES),
         (UNITTEST.replace("<IS>", "self.assertTrue(same(f(2), 4))"), JUDGES),
+        ("assert f(2) == WANTED", "has `WANTED` and `f` of the answer.s decide"),
+        ("assert f(2) == N", "has `N` and `f` of the answer.s decide"),
         ("assert Same(f(2), 4)", "has `Same` and `f` of the answer.s decide"),
         ("assert Same(4).of(f(2))", "has `Same` and `f` of the answer.s decide"),
         (
@@ -278,6 +280,7 @@ def test_what_would_let_an_answer_judge_itself_is_a_bad_row(asserts: str, said: 
         ("assert decode(encode('x')) == 'x'", "", {"decode", "encode"}, set()),
         ("assert add(mul(2, 3), 4) == 10", "", {"add", "mul"}, set()),
         ("r = add(1, 2)\nassert r == 3\nr = even(2)\nassert r", "", {"add", "even"}, set()),
+        ("t = BST()\nassert has(t, 3)", "", {"BST", "has"}, set()),
         ("t = Tree()\nassert has(t, 3)\nassert add(Point(1), 2) == Point(3)", "",
          {"Tree", "has", "add", "Point"}, set()),
         ("assert f(len, int) == reduce(lambda a, b: a + b, [1])", "", {"f"}, {"reduce"}),

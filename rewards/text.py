@@ -13,6 +13,8 @@ from infra.errors import InputError
 from infra.prose.plain_text import SPACELESS, has_text
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
+_BEGUN, _ENDED = ("<think>", "<|channel|>analysis<|message|>"), ("</think>", "<|end|>")
+"""with which a thought begins and ends"""
 _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")
 
 
@@ -71,9 +73,10 @@ def is_cut_in_thought(transcript: Transcript) -> bool:
     last = transcript.messages[-1] if transcript.messages else None
     if transcript.status is not Status.TRUNCATED or last is None or last.role != "assistant":
         return False
-    is_whole = last.reasoning is None and not last.tool_calls and "</think>" not in last.content
-    begun = bool(transcript.problem.thinking) or "<think>" in last.content
-    return is_whole and begun and has_text(last.content)
+    is_whole = last.reasoning is None and not last.tool_calls
+    ended = any(mark in last.content for mark in _ENDED)
+    begun = bool(transcript.problem.thinking) or any(mark in last.content for mark in _BEGUN)
+    return is_whole and begun and not ended and has_text(last.content)
 
 
 def spoken(transcript: Transcript) -> Transcript:

@@ -10,6 +10,8 @@
     mistral       [TOOL_CALLS][{"name": "name", "arguments": {"k": "v"}, "id": "abcdefghi"}]
     mistral_args  [TOOL_CALLS]name[ARGS]{"k": "v"}, also with [CALL_ID]abcdefghi behind the name
     phi           <|tool_call|>{"name": "name", "arguments": {"k": "v"}}<|/tool_call|>, or a list
+    harmony       <|channel|>commentary to=functions.name <|constrain|>json<|message|>{"k": "v"}
+                  (gpt-oss), also with the recipient before the channel; one call a turn
 
 The template decides: its form is the one that reads a stand-in's call back from the text that the
 template makes of it. In all of them tags balance, the tool is known, no key stands twice, required
@@ -54,6 +56,12 @@ _MISTRAL, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _SPACE = re.compile(r"\s*")
 _PHI, _PHI_END = "<|tool_call|>", "<|/tool_call|>"
+_TO = " to=functions."
+_COMMENTARY = r"(?:<\|channel\|>commentary)?"
+_HARMONY = re.compile(
+    rf"{_COMMENTARY}{_TO}(?P<name>[^\s<>]*){_COMMENTARY}"
+    r"(?: ?(?:<\|constrain\|>)?json)?<\|message\|>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,15 @@ class _Bare(CallForm):
         except ValueError:
             return 0
         return 0 if isinstance(raw, dict) and "parameters" in raw else -1
+
+
+class _Addressed(CallForm):
+    """Reads a call whose header says to whom it goes: other messages have headers, too."""
+
+    def find(self, text: str) -> int:
+        """Return where the header begins."""
+        found = _HARMONY.search(text)
+        return found.start() if found else -1
 
 
 def parse_calls(text: str, tools: Sequence[Tool], form: CallForm) -> list[ToolCall]:
@@ -280,6 +297,15 @@ def _phi(text: str, known: Tools) -> Read:
     return calls, text[at:]
 
 
+def _harmony(text: str, known: Tools) -> Read:
+    header = _HARMONY.match(text)
+    if header is None:
+        raise CallError(f"a tool call does not begin with its header: {short(text)}")
+    tool = _tool(header["name"], known)
+    arguments, end = _value(text, header.end(), f"the text of {tool.name}'s arguments")
+    return [_with_arguments(tool, arguments)], text[end:]
+
+
 def _behind_space(text: str, at: int) -> int:
     return cast("re.Match[str]", _SPACE.match(text, at)).end()
 
@@ -317,8 +343,10 @@ DEEPSEEK_V31 = CallForm("deepseekv31", _CALLS, _section(_unfenced), "deepseekv31
 MISTRAL = CallForm("mistral", _MISTRAL, _mistral, "mistral", (_ARGS,))
 MISTRAL_ARGS = CallForm("mistral_args", _MISTRAL, _mistral_args, "mistral", (_ARGS,))
 PHI = CallForm("phi", _PHI, _phi, "", (_PHI_END,))
+HARMONY = _Addressed("harmony", _TO, _harmony, "gpt-oss")
 FORMS = (
-    GLM, QWEN3_CODER, HERMES, DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, MISTRAL_ARGS, PHI, LLAMA3,
+    GLM, QWEN3_CODER, HERMES, DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, MISTRAL_ARGS, PHI, HARMONY,
+    LLAMA3,
 )  # fmt: skip
 
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from engines.chat import template_bounds
+from engines.chat import harmony, template_bounds
 from engines.chat.call_forms import FORMS
 from engines.chat.chat_folder import ChatFolder, load_chat_folder
 from engines.chat.chat_turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.chat.completeness import Completeness
-from engines.chat.mode import Mode, Thoughts
+from engines.chat.harmony import HarmonyParser
+from engines.chat.mode import FREELY, Mode, Thoughts
 from engines.chat.pieces import Pieces
 from engines.chat.special_tokens import ControlTokens, TokenizedText, TurnEnds
 from engines.chat.template import DATE
@@ -25,6 +26,7 @@ from infra.errors import InputError
 _ASKED = Message("user", 'What is 12 + 30?\nSay "rouge", \u8272 or #f00: `color = "..."`')
 _TOOL = Tool("search", "Search the index.", {"q": "string"}, ("q",))
 
+_EFFORT = "reasoning_effort"
 _HEADER = 16
 """tokens before a turn in which its header ends"""
 
@@ -42,8 +44,10 @@ class Chat:
             lambda: self._pieces.template.literals,
         )
         form = self._pieces.call_form()
-        self._thoughts = ThoughtForm(*self._pieces.thought_pads())
-        self._parser = TurnParser(
+        has_channel = self.mode.thoughts is Thoughts.CHANNEL
+        pads = self._pieces.thought_pads()
+        self._thoughts = harmony.THOUGHTS if has_channel else ThoughtForm(*pads)
+        self._parser = (HarmonyParser if has_channel else TurnParser)(
             self._thoughts, form, self._pieces.calls_once, self._pieces.have_ids(form)
         )
         self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, calls=form)
@@ -92,9 +96,10 @@ class Chat:
 
     @property
     def writes_thoughts(self) -> bool:
-        """Say whether a turn's thought has a place of its own: it can be switched on, or the header
-        opens it."""
-        return self.is_thinking_switchable or self._pieces.opens_thought
+        """Say whether a turn's thought has a place of its own: it can be switched on, the header
+        opens it, or it has a channel."""
+        has_channel = self.mode.thoughts is Thoughts.CHANNEL
+        return self.is_thinking_switchable or self._pieces.opens_thought or has_channel
 
     def notes(self) -> Iterator[str]:
         """List what is good to know of the template and tokenizer, each beginning with the file."""
@@ -102,6 +107,11 @@ class Chat:
             yield (
                 f"{self.template_file}: the chat template writes a date: here it is always"
                 f" {DATE:%d %B %Y}, in training and in rollouts"
+            )
+        if _EFFORT in self._pieces.template.text:
+            yield (
+                f"{self.template_file}: the chat template writes a `{_EFFORT}`: here it is always"
+                " the template's own, in training and in rollouts"
             )
         if self.can_call_tools and not self.lists_tools([_ASKED], [_TOOL]):
             yield (
@@ -175,28 +185,21 @@ class Chat:
     def may_think(self, problem: Problem) -> bool:
         """Say whether the model's turn may have a thought."""
         thinking = self.decided(problem).thinking
-        return self.mode.thoughts is Thoughts.FREE if thinking is None else thinking
+        return self.mode.thoughts in FREELY if thinking is None else thinking
 
     @property
     def thought_end_ids(self) -> tuple[int, ...]:
         """Return the token that ends a thought; empty where several do."""
-        ids = self._encode(END_THINK)
+        ids = self._encode(self._thoughts.closing)
         return tuple(ids) if len(ids) == 1 else ()
 
     def open_thought(self, problem: Problem, token_ids: TokenIds) -> bool | None:
         """Say whether a turn's first tokens leave a thought open; None: one may still begin."""
-        thought, text = self._thought(problem), self.decode(token_ids)
-        if thought is Thought.CLOSED or END_THINK in text:
-            return False
-        if thought is Thought.OPEN or THINK in text:
-            return True
-        return False if text.strip() and not THINK.startswith(text.strip()) else None
+        return self._thoughts.is_open(self.decode(token_ids), self._thought(problem))
 
     def thought_closing_ids(self, token_ids: TokenIds) -> list[int]:
         """Return what the template writes to end a thought that these first tokens leave open."""
-        pad, behind = self._thoughts.before_close, self._thoughts.after_close
-        missing = "" if self.decode(token_ids).endswith(pad) else pad
-        return self._encode(f"{missing}{END_THINK}{behind}")
+        return self._encode(self._thoughts.closed_by(self.decode(token_ids)))
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The problem's messages and the assistant's header. Raises InputError."""
@@ -221,8 +224,8 @@ class Chat:
         is not repeated.
         """
         self._control.refuse(new, where="new messages")
-        ids = [call.id for call in turns[-1].tool_calls]
-        text, ended = self._pieces.continuation(new, bool(problem.thinking), ids)
+        called = turns[-1].tool_calls
+        text, ended = self._pieces.continuation(new, bool(problem.thinking), called)
         found = self._whole(text)
         return self._ends.behind(found, found.begin(ended), last_token)
 

@@ -34,6 +34,21 @@ class ThoughtForm:
     after_close: str = ""
     behind_closed: str = ""
     """before the text of a turn whose header has an empty thought"""
+    opening: str = THINK
+    closing: str = END_THINK
+
+    def is_open(self, text: str, thought: Thought) -> bool | None:
+        """Say whether a turn that begins so is in its thought; None: one may still begin."""
+        if thought is Thought.CLOSED or self.closing in text:
+            return False
+        if thought is Thought.OPEN or self.opening in text:
+            return True
+        return False if text.strip() and not self.opening.startswith(text.strip()) else None
+
+    def closed_by(self, text: str) -> str:
+        """Return what the template writes to end a thought that this text leaves open."""
+        missing = "" if text.endswith(self.before_close) else self.before_close
+        return f"{missing}{self.closing}{self.after_close}"
 
     def split(self, text: str, thought: Thought) -> tuple[str | None, str]:
         """Reasoning (None if the turn has none) and the rest. Raises CallError if tags are off."""
@@ -71,11 +86,17 @@ class TurnParser:
     def parse(self, problem: Problem, text: str, thought: Thought) -> AssistantTurn:
         """`text` is the turn without its stop token."""
         try:
-            reasoning, visible = self.form.split(text, thought)
-            content, calls = self._calls(problem, visible)
+            reasoning, content, calls = self.read(problem, text, thought)
         except CallError as error:
             return AssistantTurn(text, text, None, (), error=str(error))
         return AssistantTurn(text, content, reasoning, calls)
+
+    def read(
+        self, problem: Problem, text: str, thought: Thought
+    ) -> tuple[str | None, str, tuple[ToolCall, ...]]:
+        """Return a turn's thought, text and calls. Raises CallError."""
+        reasoning, visible = self.form.split(text, thought)
+        return reasoning, *self._calls(problem, visible)
 
     def _calls(self, problem: Problem, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         if self.calls is None or (self.calls is LLAMA3 and not problem.tools):

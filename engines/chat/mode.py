@@ -7,8 +7,8 @@ all follow `Mode.decide`. What was asked for is True, False, or None where nobod
 |-------------------------|-----------------|------------------------|--------------------------|
 | has a switch            | thinks          | does not               | does not                 |
 | always opens a thought  | thinks          | refused                | thinks                   |
-| leaves it to the model  | a thought must  | a thought must not     | the model may think      |
-|                         | come            | come                   |                          |
+| leaves it to the model, | a thought must  | a thought must not     | the model may think      |
+| in tags or a channel    | come            | come                   |                          |
 | writes thoughts without | refused         | does not               | does not                 |
 | think tags              |                 |                        |                          |
 """
@@ -41,6 +41,8 @@ class Thoughts(StrEnum):
     """it opens one in the header of every turn"""
     FREE = "free"
     """it has no switch, but knows think tags: the model opens its thoughts itself"""
+    CHANNEL = "channel"
+    """it has no switch, but a channel for thoughts (harmony), which the model opens itself"""
     NONE = "none"
     """it knows nothing of thoughts; a model may still write think tags"""
     FOREIGN = "foreign"
@@ -114,7 +116,7 @@ class Mode:
                 " a model that writes <think>...</think> by itself, e.g. because its prompts ask"
                 " for it"
             )
-        if asked is False and self.thoughts is Thoughts.FREE:
+        if asked is False and self.thoughts in FREELY:
             return (
                 f"`thinking: false`, but {self.template} cannot turn thoughts off: an answer with"
                 " a thought counts as wrong; leave `thinking` out to accept both"
@@ -122,10 +124,13 @@ class Mode:
         return ""
 
 
+FREELY = (Thoughts.FREE, Thoughts.CHANNEL)
+"""the model opens its thoughts itself"""
 _ABLE = {
     Thoughts.SWITCHED: "can turn it on and off",
     Thoughts.ALWAYS: "always opens a thought",
     Thoughts.FREE: "has no switch",
+    Thoughts.CHANNEL: "has a channel for it, and no switch",
     Thoughts.NONE: "knows no thoughts",
     Thoughts.FOREIGN: "writes thoughts without think tags",
 }
@@ -146,8 +151,20 @@ def mode_of(template: ChatTemplate) -> Mode:
             return Mode(template.name, thoughts, switch, is_on)
     if _opens(silent):
         return Mode(template.name, Thoughts.ALWAYS, default=True)
+    if _has_channel(template):
+        return Mode(template.name, Thoughts.CHANNEL)
     thoughts = Thoughts.FREE if _TAG in template.text else Thoughts.NONE
     return Mode(template.name, thoughts)
+
+
+def _has_channel(template: ChatTemplate) -> bool:
+    if "<|channel|>" not in template.text:
+        return False
+    try:
+        written = template.render([_USER, Message("assistant", "C", "R")])
+    except InputError:
+        return False
+    return "<|channel|>analysis<|message|>R<|end|>" in written
 
 
 def _opens(header: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NoReturn
 
 from engines.chat.call_forms import CallForm, form_of
@@ -147,6 +148,11 @@ class Pieces:
 
     def said(self, turn: Message, thinking: bool) -> tuple[str, int]:
         """Return a conversation that ends with this turn, and where in it the turn begins."""
+        if len(turn.tool_calls) > 1 and self.calls_once:
+            raise InputError(
+                f"{self.template.name}: the chat template writes one call a turn, and one has"
+                f" {len(turn.tool_calls)}"
+            )
         full = self.template.render([_USER, turn], thinking=thinking)
         opening = without_open_thought(self._openings[thinking], full)
         text = self._rest(full, opening, "the header that opens the assistant's turn")
@@ -174,16 +180,17 @@ class Pieces:
         return text, len(text) - len(behind)
 
     def continuation(
-        self, new: Sequence[Message], thinking: bool, call_ids: Sequence[str] = ()
+        self, new: Sequence[Message], thinking: bool, called: Sequence[ToolCall] = ()
     ) -> tuple[str, int]:
         """Return a conversation in which `new` (tool results) and another turn's header follow a
-        finished turn, and where in it that turn ends. `call_ids`: of that turn's calls."""
+        finished turn, and where in it that turn ends. `called`: that turn's calls."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
-        if calls and call_ids and self.template.needs_ids:
-            calls = tuple(replace(_CALL, id=each) for each in call_ids)
+        if calls and called and (self.template.needs_ids or self._names_results):
+            calls = tuple(replace(_CALL, name=each.name, id=each.id) for each in called)
         # With a thought, or Qwen3's template writes an empty one in the first rendering only.
         thought = "r" if calls and all(m.role == "tool" for m in new) else None
-        said = Message("assistant", _MARK, thought, calls)
+        has_channel = self.mode.thoughts is Thoughts.CHANNEL
+        said = Message("assistant", "" if calls and has_channel else _MARK, thought, calls)
         before = self._before(said, thinking)
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
         rest = self.follow(before, after)
@@ -194,11 +201,23 @@ class Pieces:
     def _before(self, said: Message, thinking: bool) -> str:
         """Return a rendering that ends with a stand-in turn: each is needed again and again."""
         key = (len(said.tool_calls), said.reasoning, thinking)
-        if any(call.id for call in said.tool_calls):  # each is needed once
+        if any(call != _CALL for call in said.tool_calls):  # each is needed once
             return self.template.render([_USER, said], thinking=thinking)
         if key not in self._stand_ins:
             self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)
         return self._stand_ins[key]
+
+    @cached_property
+    def _names_results(self) -> bool:
+        """Say whether the template writes the name of a call before its result."""
+        called = replace(_CALLER, tool_calls=(replace(_CALL, name=_MARK),))
+        try:
+            texts = [
+                self.template.render([_USER, called, *more]) for more in ([], [Message("tool", "")])
+            ]
+        except InputError:
+            return False
+        return texts[1].count(_MARK) > texts[0].count(_MARK)
 
     @property
     def thought_pad(self) -> str | None:
@@ -232,14 +251,14 @@ class Pieces:
         text = self.turn(_CALLER, thinking=False)
         return bool(form.read(text[form.find(text) :], {_TOOL.name: _TOOL})[0][0].id)
 
-    @property
+    @cached_property
     def calls_once(self) -> bool:
-        """Say whether the template refuses two calls in one turn."""
+        """Say whether the template refuses two calls in one turn, or leaves the second out."""
+        calls = (_CALL, replace(_CALL, name=_MARK))
         try:
-            self.template.render([_USER, replace(_CALLER, tool_calls=(_CALL, _CALL))])
+            return _MARK not in self.template.render([_USER, replace(_CALLER, tool_calls=calls)])
         except InputError:
             return True
-        return False
 
     def thought_pads(self) -> tuple[str, str, str, str]:
         """Return what the template writes after `<think>`, before `</think>`, and after it; and

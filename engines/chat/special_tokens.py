@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from tokenizers import AddedToken, Encoding
 
 from engines.chat.call_forms import CallForm
+from engines.chat.mode import Thoughts
 from engines.chat.pieces import Pieces
 from engines.types import Json, Message, Tool
 from infra.errors import InputError
@@ -93,6 +94,10 @@ class TurnEnds:
         text, char = pieces.earlier()
         self.earlier = _added_behind(tokenized(text), char)
         """ends a turn that another message follows; None where the template writes none there"""
+        self._inner: int | None = None
+        """ends messages within a turn, and stands behind an earlier turn in the place of its end"""
+        if pieces.mode.thoughts is Thoughts.CHANNEL:
+            self._inner, self.earlier = self.earlier, None
         self.tool: int | None = None
         """ends a turn with tool calls; None where the template writes none"""
         if calls is not None:
@@ -100,6 +105,12 @@ class TurnEnds:
             self.tool = _added_behind(tokenized(text), char)
         ends = (self.final, self.earlier, self.tool)
         self.ids = frozenset({*declared, *(token for token in ends if token is not None)})
+        if self._inner in self.ids:
+            raise InputError(
+                f"generation_config.json: eos_token_id names {self._inner}, with which the chat"
+                f" template {pieces.template.name} ends a thought: a model could not go on to its"
+                " answer. Take it out there and in config.json"
+            )
 
     def end(self, found: TokenizedText, begin: int, end: int) -> int:
         """Where a turn of these tokens ends: behind the first end token that only others and white
@@ -107,6 +118,8 @@ class TurnEnds:
         first = self._first_in_tail(found, begin, end)
         if first is not None:
             return first + 1
+        if self._inner is not None:
+            return end - (end > begin and found.ids[end - 1] == self._inner)
         follows = _behind_space(found, end)
         is_end = follows < len(found.ids) and (
             found.ids[follows] in self.ids or (follows == end and found.ids[follows] in found.added)
@@ -122,7 +135,10 @@ class TurnEnds:
             while start and found.is_space(start - 1):
                 start -= 1
         follows = _behind_space(found, start)
-        if follows < len(found.ids) and found.ids[follows] == last_token in self.ids:
+        if last_token in self.ids and found.ids[follows : follows + 1] in (
+            [last_token],
+            [self._inner],
+        ):
             return found.ids[follows + 1 :]
         return found.ids[start:]
 

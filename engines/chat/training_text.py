@@ -2,11 +2,13 @@
 
 Where a template marks the assistant's text with `{% generation %}`, its marks count. Elsewhere each
 turn is what follows the rendering of all messages before it, and is verified: a template that
-changes earlier text once more messages follow is refused, and the turn is named. Two differences
+changes earlier text once more messages follow is refused, and the turn is named. Three differences
 are harmless:
 
 - an empty thought that comes and goes (Qwen3, GLM): each turn has it, as rollouts have it
 - a header that opens a thought, where the turn has none (DeepSeek-R1): the header without it counts
+- the thought of a call, which stands in the answer's prompt and not before the answer (gpt-oss): it
+  counts, as the model answers behind it
 
 An empty thought that no message says is read, not said. Where a header that opens a thought is
 followed by one that the template drops, the thought is written as the model writes it: then the
@@ -30,6 +32,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from engines.chat.chat_turns import END_THINK, THINK
+from engines.chat.mode import Thoughts
 from engines.chat.pieces import OPEN_THOUGHT, Pieces, empty_thought_length, without_open_thought
 from engines.chat.template import END, START, Literals
 from engines.types import Message, Tool
@@ -71,6 +74,12 @@ def cut(
 ) -> TrainingText:
     """Raises InputError that names the turn which cannot be rendered as it was said."""
     turns = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    for at in turns if pieces.mode.thoughts is Thoughts.CHANNEL else ():
+        if messages[at].tool_calls and messages[at].content.strip():
+            raise InputError(
+                f"{pieces.template.name}: messages[{at}]: the chat template writes the text of a"
+                " turn with calls as its thought; put it into `reasoning_content`, or leave it out"
+            )
     if pieces.template.marks_generation:
         found = _by_marks(pieces, messages, tools, thinking, turns)
     else:
@@ -160,7 +169,10 @@ def _by_prefix(
         closed = without_open_thought(header, full)
         thought = _thought_that_was_open(messages[at], header, full, closed)
         if not full.startswith(closed):
-            raise _rewritten(pieces, at, closed, full)
+            behind = _behind_bare_turns(pieces, messages[: at + 1], tools, thinking)
+            if behind is None:
+                raise _rewritten(pieces, at, closed, full)
+            full = closed + behind
         if thought:
             full = header + thought + full[len(closed) :]
         else:
@@ -176,6 +188,21 @@ def _by_prefix(
         exchanges.append((full[len(header) :], ""))
         before = full
     return TrainingText(prompt, exchanges)
+
+
+def _behind_bare_turns(
+    pieces: Pieces, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
+) -> str | None:
+    """Return the last turn as it is written behind turns without thoughts; None if no earlier turn
+    has one, or it makes no difference. gpt-oss's template has the thought of a call in the prompt
+    of the answer, and drops it once the answer stands there."""
+    *before, last = messages
+    if not any(turn.reasoning for turn in before):
+        return None
+    bare = [replace(turn, reasoning=None) for turn in before]
+    header = pieces.template.render(bare, tools=tools, thinking=thinking, open_turn=True)
+    full = pieces.template.render([*bare, last], tools=tools, thinking=thinking)
+    return full[len(header) :] if full.startswith(header) else None
 
 
 def _thought_that_was_open(turn: Message, header: str, full: str, closed: str) -> str:

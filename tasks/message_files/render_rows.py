@@ -118,7 +118,7 @@ class Renderer:
         messages = conversation.messages
         if self.chat.writes_thoughts:
             messages = tuple(map(with_thought, messages))
-        if self.chat.mode.thoughts in (Thoughts.SWITCHED, Thoughts.ALWAYS):
+        if self.chat.mode.thoughts in (Thoughts.SWITCHED, Thoughts.ALWAYS, Thoughts.CHANNEL):
             _refuse_other_tags(messages)
         thinking = any(message.reasoning for message in messages)
         tools = conversation.tools

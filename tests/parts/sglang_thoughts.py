@@ -1,11 +1,12 @@
 """Splits answers and reads calls as SGLang's server does, in a process that may import SGLang.
 
 A case is {"template", "parser", "kwargs", "said"}; its split is [[thought, content], the same of a
-stream that comes letter by letter].
+stream that comes letter by letter, with harmony's marks whole, as each is a token].
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,8 @@ def _parser(case: Case) -> Any:
 def _split(case: Case) -> tuple[Split, Split]:
     thought, content = _parser(case).parse_non_stream(case["said"])
     made = _parser(case)
-    pieces = [made.parse_stream_chunk(letter) for letter in case["said"]]
+    letters = re.findall(r"<\|[a-z]+\|>|.", case["said"], re.DOTALL)
+    pieces = [made.parse_stream_chunk(letter) for letter in letters]
     pieces.append(made.parse_stream_end())
     streamed = ("".join(t or "" for t, _ in pieces), "".join(c or "" for _, c in pieces))
     return (thought or "", content or ""), streamed

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from engines.chat.call_forms import GLM, HERMES, QWEN3_CODER, CallForm
 from engines.chat.chat_folder import load_chat_folder
-from engines.chat.mode import Mode, Thoughts
+from engines.chat.mode import FREELY, Mode, Thoughts
 from engines.chat.pieces import Pieces
 from engines.chat.template import SWITCHES
 from engines.devices.child_processes import ChildProcesses, log_tail
@@ -95,6 +95,8 @@ def _thought_parser(mode: Mode, form: CallForm | None) -> str:
             return "qwen3-thinking" if form in (QWEN3_CODER, GLM, HERMES) else "deepseek-r1"
         case Thoughts.FREE:
             return "qwen3"
+        case Thoughts.CHANNEL:
+            return "gpt-oss"
         case Thoughts.SWITCHED if form is GLM:
             return "glm45"
         case Thoughts.SWITCHED:  # each reads the variable of its name
@@ -107,7 +109,7 @@ def _said(mode: Mode) -> str:
         return f"{state} unless a request's chat_template_kwargs have {mode.switch}"
     if mode.thoughts is Thoughts.ALWAYS:
         return "always on"
-    return "left to the model" if mode.thoughts is Thoughts.FREE else "never"
+    return "left to the model" if mode.thoughts in FREELY else "never"
 
 
 def server_form(fleet: ServedFleet, server: PlacedServer, rank: int) -> dict[str, Any]:

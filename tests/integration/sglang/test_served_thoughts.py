@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engines.chat import Chat
+from engines.chat.call_forms import HARMONY
 from engines.chat.chat_folder import load_chat_folder
 from engines.chat.pieces import Pieces
 from engines.sglang.serving.endpoint import AUTO, parsers_of
@@ -26,6 +27,7 @@ from tests.parts.whole_rendering import write_folder
 from tests.unit.engines.chat.test_call_forms import (
     ARGUMENTS,
     TOOL,
+    TRL,
     caller,
     problem,
     written_calls,
@@ -35,12 +37,16 @@ pytestmark = pytest.mark.integration
 
 ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
 T_ON, T_OFF = {"thinking": True}, {"thinking": False}
+CHANNEL = "<|channel|>"
+THOUGHT = f"{CHANNEL}analysis<|message|>R<|end|><|start|>assistant"
 SAID = "<think>R</think>A"
 
 
 def folder_of(kind: str, folder: Path) -> Path:
     if kind == "glm":
         return random_base(folder)
+    if kind == "gptoss":
+        return write_folder(folder, (TRL / "gptoss.jinja").read_text(), "bytes")
     is_qwen = kind == "qwen3"
     tokens, end = (QWEN_TOKENS, "<|im_end|>") if is_qwen else (LLAMA_TOKENS, "<|eot|>")
     made = chat_folder(folder, THOUGHT_TEMPLATES[kind], tokens, end)
@@ -58,6 +64,7 @@ def folder_of(kind: str, folder: Path) -> Path:
         ("r1", AUTO, "deepseek-r1", {}),
         ("r1-in-text", AUTO, "qwen3", OFF),
         ("llama", AUTO, "none", {}),
+        ("gptoss", "gpt-oss", "gpt-oss", {}),
     ],
 )
 def test_the_parsers_follow_the_template(
@@ -83,6 +90,8 @@ CASES: list[tuple[str, Any, str, str, str]] = [
     ("r1", None, "R", "R", ""),
     ("r1-in-text", None, SAID, "R", "A"),
     ("r1-in-text", None, "A", "", "A"),
+    ("gptoss", None, f"{CHANNEL}final<|message|>A", "", "A"),
+    ("gptoss", None, f"{THOUGHT}{CHANNEL}final<|message|>A", "R", "A"),
 ]
 
 
@@ -118,6 +127,9 @@ def test_the_parser_of_a_form_reads_what_templates_write(
         for arguments in ARGUMENTS if form and form.server_parser else []:
             ids = chat.turn_ids(chat.decided(problem()), caller(arguments))
             said = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
+            if form is HARMONY:  # SGLang reads the form of models alone, and not the template's
+                header = "commentary to=functions.put <|constrain|>json<|message|>"
+                said = f"<|start|>assistant{CHANNEL}{header}{json.dumps(arguments)}<|call|>"
             cases.append({"parser": form.server_parser, "said": said, "tool": tool})
             wanted.append([name, said, [["put", arguments]]])
     others = [

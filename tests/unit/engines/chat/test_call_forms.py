@@ -30,11 +30,11 @@ trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.unit
 TRL = Path(trl.__file__).parent / "chat_templates"
 OF_FAMILIES = {
-    "deepseekv3": "deepseekv3", "glm4moe": "glm", "llama3_1": "llama3", "llama3_2": "llama3",
-    "nemotron_3_nano": "qwen3_coder", "nemotron_3_5_lightning": "qwen3_coder", "qwen2_5": "hermes",
-    "qwen3": "hermes", "qwen3_5_nothink": "qwen3_coder", "qwen3_5_think": "qwen3_coder",
-    "qwen3_6": "qwen3_coder", "qwen3_8": "qwen3_coder", "qwen3_instruct_2507": "hermes",
-    "qwen3_vl": "hermes",
+    "deepseekv3": "deepseekv3", "glm4moe": "glm", "gptoss": "harmony", "llama3_1": "llama3",
+    "llama3_2": "llama3", "nemotron_3_nano": "qwen3_coder", "qwen2_5": "hermes",
+    "nemotron_3_5_lightning": "qwen3_coder", "qwen3": "hermes", "qwen3_5_nothink": "qwen3_coder",
+    "qwen3_5_think": "qwen3_coder", "qwen3_6": "qwen3_coder", "qwen3_8": "qwen3_coder",
+    "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes",
 }  # fmt: skip
 MISTRAL = """\
 {{- bos_token }}
@@ -147,7 +147,7 @@ def test_what_a_template_writes_is_read_again(
         try:
             ids = chat.turn_ids(asked, said)
         except InputError:
-            assert form == "llama3"
+            assert form in ("llama3", "harmony")
             assert len(said.tool_calls) > 1, "one call a turn"
             continue
         if said.content and not all(word in chat.decode(ids) for word in (said.content, "put")):
@@ -156,7 +156,8 @@ def test_what_a_template_writes_is_read_again(
         turn = chat.parse(asked, [*thought, *ids])
         assert turn.error == "", (name, chat.decode(ids))
         assert turn.tool_calls == said.tool_calls, chat.decode(ids)
-        assert turn.content.strip() == said.content
+        is_thought = form == "harmony"  # it has no other place for a text before a call
+        assert (turn.reasoning or "" if is_thought else turn.content.strip()) == said.content
 
 
 @pytest.mark.parametrize(
@@ -234,6 +235,11 @@ def test_each_call_of_a_turn_that_nobody_sampled_has_an_id_for_its_result(tmp_pa
         ("phi", '<|tool_call|>{"name": "put", "arguments": {}}', "is not closed"),
         ("phi", '<|tool_call|>[1]<|/tool_call|>', "lacks its name"),
         ("phi", '<|tool_call|>[]<|/tool_call|>', "a list of tool calls is empty"),
+        ("harmony", " to=functions.put json<|message|>{'n': 1}", "put's arguments is not JSON"),
+        ("harmony", " to=functions.put<|channel|>commentary<|message|>[]", "are not a JSON object"),
+        ("harmony", ' to=functions.put json<|message|>{"n": 1}{}', "text after a tool call"),
+        ("harmony", " to=functions.get json<|message|>{}", "unknown tool 'get'"),
+        ("harmony", " to=browser.open json<|message|>{}", "does not begin with its header"),
     ],
 )  # fmt: skip
 def test_a_fault_is_named(form: str, text: str, reason: str) -> None:
@@ -319,7 +325,7 @@ def test_two_calls_are_refused_where_the_template_writes_one(tmp_path: Path) -> 
     assert "text after a tool call" in chat.parse(problem(), chat.text_ids(both)).error
 
 
-@pytest.mark.parametrize("form", FORMS[:-1], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", FORMS[:-2], ids=lambda form: form.name)
 def test_a_megabyte_of_calls_is_read_in_time_that_grows_with_it(form: CallForm) -> None:
     begin, end = ONE.format("begin"), ONE.format("end")
     one = {
@@ -366,6 +372,7 @@ def test_any_text_and_number_is_read_as_it_was_written(keys: Any, text: str, num
         "mistral": f'[TOOL_CALLS][{named[:-1]}, "id": "abcdefgh1"}}]',
         "mistral_args": f"[TOOL_CALLS]put[CALL_ID]abcdefgh1[ARGS]{body}",
         "phi": f"<|tool_call|>[{named}]<|/tool_call|>",
+        "harmony": "<|channel|>commentary to=functions.put <|constrain|>json<|message|>" + body,
         "deepseekv3": f"{SECTION.format('begin')}{begin}function{SEPARATOR}put\n```json\n"
         f"{body}\n```{end}{SECTION.format('end')}",
         "deepseekv31": f"{SECTION.format('begin')}{begin}put<\uff5ctool\u2581sep\uff5c>{body}{end}"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engines.chat import Chat
-from engines.chat.mode import STAND_IN, Mode, Thoughts, mode_of
+from engines.chat.mode import FREELY, STAND_IN, Mode, Thoughts, mode_of
 from engines.chat.template import ChatTemplate
 from engines.rollout.drivers.driver import Conversation, LiveDomain
 from engines.rollout.roller import Roller
@@ -55,6 +55,7 @@ SHIPPED = {
     "glm4moe": (Thoughts.SWITCHED, "enable_thinking", True),
     "deepseek_r1_distill": (Thoughts.ALWAYS, "", True),
     "gemma4": (Thoughts.FOREIGN, "enable_thinking", False),
+    "gptoss": (Thoughts.CHANNEL, "", False),
     "llama3": (Thoughts.NONE, "", False),
     "phi3": (Thoughts.NONE, "", False),
 }
@@ -81,6 +82,7 @@ def test_our_random_base_does_not_think_unless_asked(tmp_path: Path) -> None:
         (Thoughts.SWITCHED, True, False, False),
         (Thoughts.ALWAYS, True, "always|opens a thought in every turn", True),
         (Thoughts.FREE, True, False, None),
+        (Thoughts.CHANNEL, True, False, None),
         (Thoughts.NONE, True, False, None),
         (Thoughts.FOREIGN, "other than <think>", False, False),
     ],
@@ -135,7 +137,7 @@ def test_a_choice_that_may_not_work_is_cautioned() -> None:
         mode = Mode("t", thoughts)
         assert mode.caution(None) == ""
         assert bool(mode.caution(True)) == (thoughts is Thoughts.NONE)
-        assert bool(mode.caution(False)) == (thoughts is Thoughts.FREE)
+        assert bool(mode.caution(False)) == (thoughts in FREELY)
 
 
 def test_a_demonstration_is_trained_after_the_header_that_rollouts_have(tmp_path: Path) -> None:

@@ -197,6 +197,23 @@ def test_any_other_turn_is_a_fault_with_its_reason(chat: Chat, said: str, reason
     assert re.search(reason, turn.error), turn.error
 
 
+def test_a_template_may_write_calls_as_models_do(tmp_path: Path) -> None:
+    text = (TEMPLATES / "gptoss.jinja").read_text()
+    for theirs, own in [
+        ('"<|start|>assistant to="', '"<|start|>assistant<|channel|>commentary to="'),
+        ('+ "<|channel|>commentary " }}', '+ " <|constrain|>" }}'),
+    ]:
+        assert text.count(theirs) == 1
+        text = text.replace(theirs, own)
+    chat = Chat.load(write_folder(tmp_path, text, "bytes"))
+    ids = chat.turn_ids(asked(LOOK), THINK_CALL)
+    assert chat.decode(ids) == f"{THOUGHT}I look.{NEXT}{OWN}<|call|>"
+    assert chat.parse(asked(LOOK), ids).message() == THINK_CALL
+    assert trained(chat, [ASK, THINK_CALL, FOUND, SAY]) == (
+        f"{USER}[[{THOUGHT}I look.{NEXT}{OWN}<|call|>]]{RESULT}[[{FINAL}Yo<|return|>]]"
+    )
+
+
 def test_a_call_where_there_are_no_tools_is_a_fault(chat: Chat) -> None:
     assert "unknown tool 'look'" in chat.parse(asked(), chat.text_ids(f"{OWN}<|call|>")).error
 

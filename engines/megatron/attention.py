@@ -35,10 +35,12 @@ def attend(
     pack: Pack,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, N, D]. Keys and values are those of the pack's spans, end to end. `window`: tokens that
-    one sees, itself among them; None: all before it."""
-    if has_varlen(query_TND.device, query_TND.dtype, query_TND.size(-1)):
+    one sees, itself among them; None: all before it. `sinks`: of each head the score of one more
+    key, whose value is nothing."""
+    if sinks is None and has_varlen(query_TND.device, query_TND.dtype, query_TND.size(-1)):
         return _varlen()(
             query_TND,
             key_KGD,
@@ -52,7 +54,7 @@ def attend(
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=query_TND.size(1) != key_KGD.size(1),
         )
-    return by_block(query_TND, key_KGD, value_KGD, pack.blocks, pack.slots, scale, window)
+    return by_block(query_TND, key_KGD, value_KGD, pack.blocks, pack.slots, scale, window, sinks)
 
 
 def has_varlen(place: torch.device, dtype: torch.dtype, head_size: int) -> bool:
@@ -83,16 +85,17 @@ def by_block(
     slots: Tensor | None,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, N, D]. `slots`: where the first block's tokens go when its spans are padded."""
     if len(blocks) == 1:
-        return _one_block(query_TND, key_KGD, value_KGD, blocks[0], slots, scale, window)
+        return _one_block(query_TND, key_KGD, value_KGD, blocks[0], slots, scale, window, sinks)
     queries = query_TND.split([block.num_queries for block in blocks])
     num_keys = [block.num_keys for block in blocks]
     keys, values = key_KGD.split(num_keys), value_KGD.split(num_keys)
     return torch.cat(
         [
-            _one_block(query, key, value, block, slots if i == 0 else None, scale, window)
+            _one_block(query, key, value, block, slots if i == 0 else None, scale, window, sinks)
             for i, (query, key, value, block) in enumerate(
                 zip(queries, keys, values, blocks, strict=True)
             )
@@ -108,16 +111,29 @@ def _one_block(
     slots: Tensor | None,
     scale: float,
     window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    if window is not None and window < block.keys:
-        mask: Any = _beyond_window(block.queries, block.keys, window, query.dtype, query.device)
+    query, key, value = (
+        _by_span(x, block.count, length, slots)
+        for x, length in ((query, block.queries), (key, block.keys), (value, block.keys))
+    )
+    if sinks is not None:
+        seen = _beyond_window(
+            block.queries, block.keys, window or block.keys, query.dtype, query.device
+        )
+        shape = (1, len(sinks), block.queries)
+        columns = seen.expand(*shape, -1), sinks.to(query.dtype).view(1, -1, 1, 1).expand(*shape, 1)
+        mask: Any = torch.cat(columns, -1)
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+    elif window is not None and window < block.keys:
+        mask = _beyond_window(block.queries, block.keys, window, query.dtype, query.device)
     else:
         mask = None if block.is_square else causal_lower_right(block.queries, block.keys)
     # Padding comes after a sequence's end: no token before it sees it.
     out: Tensor = F.scaled_dot_product_attention(
-        _by_span(query, block.count, block.queries, slots),
-        _by_span(key, block.count, block.keys, slots),
-        _by_span(value, block.count, block.keys, slots),
+        query,
+        key,
+        value,
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,

@@ -22,6 +22,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
+    set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
@@ -30,7 +31,10 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.core.transformer.utils import is_layer_window_attention
+from megatron.core.transformer.utils import (
+    is_layer_window_attention,
+    make_sharded_tensors_for_checkpoint,
+)
 from torch import Tensor
 
 from engines.families.common.tensors import Parameters
@@ -39,6 +43,7 @@ from engines.megatron.adapters import Column, Row
 from engines.megatron.attention import attend
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import Rotate
+from engines.megatron.stacked_experts import StackedExperts
 from engines.megatron.train.pack import Pack
 from engines.megatron.train.routes import Replay
 
@@ -70,6 +75,7 @@ class PackedAttention(MegatronModule):
         size, layers = config.window_size, config.window_attn_skip_freq
         windowed = is_layer_window_attention(size, layers or 0, layer_number)
         self.window = size[0] + 1 if size and windowed else None
+        self.sinks: Tensor | None = None
 
     def forward(
         self,
@@ -92,7 +98,29 @@ class PackedAttention(MegatronModule):
             # One gather for both halves the number of collectives.
             both = _GatherTokens.apply(torch.cat([key_TGD, value_TGD], -1), self.cp_group)
             key_TGD, value_TGD = both.index_select(0, pack.key_rows).chunk(2, -1)
-        return attend(query_TND, key_TGD, value_TGD, pack, self.scale, self.window).flatten(1)
+        return attend(
+            query_TND, key_TGD, value_TGD, pack, self.scale, self.window, self.sinks
+        ).flatten(1)
+
+
+class SinkAttention(PackedAttention):
+    """Attention of which each head can also look at nothing, by a score that it learns."""
+
+    def __init__(self, config: TransformerConfig, *given: Any, **named: Any) -> None:
+        super().__init__(config, *given, **named)
+        del self.sinks
+        ranks = get_tensor_model_parallel_world_size()
+        own = torch.zeros(config.num_attention_heads // ranks, dtype=config.params_dtype)
+        self.sinks = torch.nn.Parameter(own)
+        set_tensor_model_parallel_attributes(self.sinks, is_parallel=True, dim=0, stride=1)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:
+        """Return what a checkpoint holds of it."""
+        return make_sharded_tensors_for_checkpoint(
+            {"sinks": self.sinks}, prefix, {"sinks": 0}, sharded_offsets
+        )
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -321,12 +349,15 @@ def layer_spec(
         layer.mlp.submodules.router = ExpertRouter
         parts = layer.mlp.submodules
         feed_forwards = [parts.experts.submodules, parts.shared_experts.submodules]
+        if "mlp.experts.gate_up_proj" in parameters:
+            parts.experts, feed_forwards = ModuleSpec(StackedExperts), feed_forwards[1:]
     else:
         feed_forwards = [layer.mlp.submodules]
     for feed_forward in feed_forwards:
         feed_forward.linear_fc1, feed_forward.linear_fc2 = Column, Row
     attention: Any = layer.self_attention.submodules
-    attention.core_attention = PackedAttention
+    has_sinks = "self_attention.core_attention.sinks" in parameters
+    attention.core_attention = SinkAttention if has_sinks else PackedAttention
     attention.linear_qkv, attention.linear_proj = Column, Row
     for name in ("input_layernorm", "pre_mlp_layernorm"):
         setattr(layer, name, RMSNorm if f"{name}.weight" in parameters else IdentityOp)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from megatron.core.activations import quick_gelu
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ACTIVATIONS: Mapping[str, Any] = {
     "silu": F.silu,
+    "quick_gelu": quick_gelu,
     "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
 
@@ -56,6 +58,7 @@ class PackedModel(GPTModel):
         self.speeds, self.rope_scale = _speeds(shape.rope, shape), shape.rope.scale
         self.rotary_dim = shape.rotary_dim
         self.window_speeds = _speeds(shape.window.rope, shape) if shape.window else None
+        self.window_scale = shape.window.rope.scale if shape.window else 1.0
         # Rounded as transformers rounds it.
         scale = torch.tensor(shape.embedding_scale, dtype=self.config.params_dtype)
         self.embedding_scale = scale.item()
@@ -71,7 +74,7 @@ class PackedModel(GPTModel):
         pack = packed_seq_params
         pack.angles = self._angles(pack, self.speeds, self.rope_scale)
         if self.window_speeds is not None:
-            pack.window_angles = self._angles(pack, self.window_speeds)
+            pack.window_angles = self._angles(pack, self.window_speeds, self.window_scale)
         return super().forward(*args, packed_seq_params=pack, **kwargs)
 
     def _angles(self, pack: Pack, speeds: Tensor, scale: float = 1.0) -> Angles:

@@ -101,7 +101,8 @@ class ModelSize:
 
 
 def _is_norm(stored: tuple[HfTensor, ...]) -> bool:
-    return [(t.rows, t.columns) for t in stored] == [(("hidden",), None)]
+    sizes = [(t.rows, t.columns) for t in stored if t.name.endswith(".weight")]
+    return sizes == [(("hidden",), None)]
 
 
 def _is_whole(tensor: HfTensor) -> bool:
@@ -112,10 +113,12 @@ def size_of(shape: ModelShape) -> ModelSize:
     """Return the size of a model that the engines train."""
     axes, mixture, table = shape.axes, shape.mixture, shape.family.tensors
     routed, kinds = shape.num_routed_layers, shape.kinds
-    layers = [(n, t) for n, kind in kinds for stored in kind.values() for t in stored]
+    all_layers = [(n, t) for n, kind in kinds for stored in kind.values() for t in stored]
+    layers = [(n, t) for n, t in all_layers if not t.is_stacked]
     num_all = sum(n * prod(t.size(axes)) for n, t in layers)
     num_whole = sum(n * prod(t.size(axes)) for n, t in layers if _is_whole(t))
     expert = [t for stored in table.expert.values() for t in stored]
+    expert += [t for _, t in all_layers if t.is_stacked]
     ffn = shape.ffn
     if mixture is not None:
         passed = mixture.ffn * mixture.per_token + mixture.shared_ffn
@@ -135,7 +138,9 @@ def size_of(shape: ModelShape) -> ModelSize:
         * (2 if shape.family.megatron.get("layernorm_zero_centered_gamma") else 1),
         split_weights=num_all - num_whole,
         whole_weights=num_whole,
-        expert_weights=routed * axes.get("experts", 0) * sum(prod(t.size(axes)) for t in expert),
+        expert_weights=routed
+        * axes.get("experts", 0)
+        * sum(prod(t.size_of_one(axes)) for t in expert),
         experts_per_token=mixture.per_token if mixture else 0,
         has_value_head=shape.has_value_head,
         cached=axes.get("latent_and_rotated_key", 0),

@@ -99,6 +99,28 @@ EXAMPLES = {
             "tie_word_embeddings": False,
         },
     ),
+    # Attention as Qwen3's. A token passes the router, 4 x 32, and two experts of 3 x 32 x 24. The
+    # window is longer than three tokens.
+    "gpt_oss": Example(
+        6 * (3 * 4 * (6144 + 4736) + 6144 + 2 * 1152),
+        {"head_dim": 16},
+        {
+            "intermediate_size": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": False,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     # Heads of 16 and a bias, which is no matrix. The first layer's feed-forward is dense, 4608; the
     # three others have one more expert, for all: 7040.
     "glm4_moe": Example(

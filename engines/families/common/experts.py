@@ -53,6 +53,7 @@ class Mixture:
         return {
             "experts": self.num_experts,
             "expert_ffn": self.ffn,
+            "gate_and_up": 2 * self.ffn,
             "shared_ffn": self.shared_ffn,
         }
 

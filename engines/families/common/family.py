@@ -203,6 +203,7 @@ class ModelShape:
             GATED_QUERIES: 2 * self.heads * self.head_dim,
             "keys": self.kv_groups * self.head_dim,
             "head": self.head_dim,
+            "heads": self.heads,
             "ffn": self.ffn,
             **(self.mixture.axes if self.mixture else {}),
             **(self._latent_axes(self.latent) if self.latent else {}),
@@ -262,8 +263,10 @@ class ModelShape:
         axes = self.axes
         total = sum(count * matrix_weights(part, axes) for count, part in self.kinds)
         if self.mixture is not None:
-            each = matrix_weights(self.family.tensors.expert, axes)
-            total += self.num_routed_layers * self.mixture.per_token * each
+            table = self.family.tensors
+            expert = matrix_weights(table.expert, axes)
+            expert += matrix_weights(table.expert_layer, axes, stacked=True)
+            total += self.num_routed_layers * self.mixture.per_token * expert
         return total
 
     def is_kept(self, name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,8 @@ class Yarn:
     original_max_positions: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    is_rounded: bool = field(default=True, kw_only=True)
+    """whether the bounds are whole numbers"""
 
     @property
     def scale(self) -> float:
@@ -102,10 +104,12 @@ class Yarn:
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def speeds(self, plain: list[float], theta: float) -> list[float]:
-        """Between the two bounds, which are whole numbers of speeds, the share kept falls."""
+        """Between the two bounds, numbers of speeds, the share kept falls."""
         most = 2 * len(plain) - 1
-        low = max(math.floor(self._place(self.beta_fast, theta, len(plain))), 0)
-        high = min(math.ceil(self._place(self.beta_slow, theta, len(plain))), most)
+        first = self._place(self.beta_fast, theta, len(plain))
+        last = self._place(self.beta_slow, theta, len(plain))
+        low = max(math.floor(first) if self.is_rounded else first, 0)
+        high = min(math.ceil(last) if self.is_rounded else last, most)
         kept = [1 - min(max((i - low) / max(high - low, 1e-3), 0), 1) for i in range(len(plain))]
         return [
             speed * keep + speed / self.factor * (1 - keep)

@@ -43,8 +43,15 @@ class HfTensor:
     """None: a vector"""
     is_convolution: bool = False
     """over a token and those before it, of each row by itself: stored with an axis of 1 between"""
+    is_stacked: bool = False
+    """it holds one of these for each expert, along an axis of its own before the others"""
 
     def size(self, axes: Axes) -> Size:
+        own = self.size_of_one(axes)
+        return (axes["experts"], *own) if self.is_stacked else own
+
+    def size_of_one(self, axes: Axes) -> Size:
+        """Return the size for one expert."""
         rows = sum(axes[part] for part in self.rows)
         if self.columns is None:
             return (rows,)
@@ -115,11 +122,11 @@ class TensorTable:
                     yield from self.of_expert(layer, number, parameter)
 
 
-def matrix_weights(parameters: Parameters, axes: Axes) -> int:
+def matrix_weights(parameters: Parameters, axes: Axes, *, stacked: bool = False) -> int:
     """Count the weights of all matrices among them: each weight costs one multiplication a
-    token."""
-    tensors = [tensor for stored in parameters.values() for tensor in stored]
-    return sum(prod(t.size(axes)) for t in tensors if t.columns is not None)
+    token. `stacked`: those of one expert instead, of what holds all experts."""
+    tensors = [t for stored in parameters.values() for t in stored if t.is_stacked is stacked]
+    return sum(prod(t.size_of_one(axes)) for t in tensors if t.columns is not None)
 
 
 def _of_layer(layer: int, tensors: tuple[HfTensor, ...]) -> tuple[HfTensor, ...]:
@@ -135,9 +142,10 @@ def module_of(tensor: str) -> tuple[str, str]:
 
 def linear_layers(parameters: Parameters) -> Iterator[tuple[str, HfTensor]]:
     """The matrices among them that can be adapted, with the last parts of their modules' names: all
-    but a router's, which chooses and stays as it is, and a convolution's."""
+    but a router's, which chooses and stays as it is, a convolution's, and what holds all experts."""
     for tensor in (tensor for stored in parameters.values() for tensor in stored):
-        if tensor.columns is not None and tensor.rows != ROUTED and not tensor.is_convolution:
+        is_layer = not tensor.is_convolution and not tensor.is_stacked
+        if tensor.columns is not None and tensor.rows != ROUTED and is_layer:
             yield module_of(tensor.name)[1], tensor
 
 

@@ -54,6 +54,11 @@ class MappedWeight:
         return tuple(part for tensor in self.tensors for part in tensor.rows)
 
     @property
+    def is_stacked(self) -> bool:
+        """Return whether it holds all experts of a layer, of which each rank has some."""
+        return self.tensors[0].is_stacked
+
+    @property
     def is_qkv(self) -> bool:
         return is_qkv(self.parts)
 
@@ -80,6 +85,8 @@ class ServedWeight:
         """Ranks that share each tensor."""
         if self.weight.split_dim is None:
             return 1
+        if self.weight.is_stacked:
+            return self.parallel.ep
         return self.parallel.expert_tp if self.weight.of_ranks else self.parallel.tp
 
     @property
@@ -146,6 +153,8 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
         if tensors[0].name == OUTPUT and shape.is_tied:
             # The last pipeline stage's own copy of the embedding.
             tensors = (replace(tensors[0], name=EMBEDDING),)
+        if tensors[0].is_stacked:
+            split_dim = 0 if layout.parallel.ep > 1 else None
         yield MappedWeight(param, tensors, split_dim, adapter=adapter_of(model, name))
 
 
@@ -208,6 +217,8 @@ def _parted(weight: MappedWeight, stored: Sequence[Tensor], shape: ModelShape) -
 
 def _slice(weight: MappedWeight, tensor: Tensor, dim: int, layout: Layout) -> Tensor:
     parallel = layout.parallel
+    if weight.is_stacked:
+        return tensor.chunk(parallel.ep, dim)[layout.ep_rank]
     if weight.of_ranks:
         return tensor.chunk(parallel.expert_tp, dim)[layout.expert_tp_rank]
     return tensor.chunk(parallel.tp, dim)[layout.tp_rank]
@@ -275,6 +286,7 @@ def _gather(served: ServedWeight, layout: Layout) -> list[Tensor]:
     if served.num_shards == 1:
         return [local]
     slices = [torch.empty_like(local) for _ in range(served.num_shards)]
-    group = layout.expert_group if served.weight.of_ranks else layout.tp_group
+    is_routed = served.weight.of_ranks or served.weight.is_stacked
+    group = layout.expert_group if is_routed else layout.tp_group
     dist.all_gather(slices, local.contiguous(), group=group)
     return slices

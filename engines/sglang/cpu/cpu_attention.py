@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from engines.sglang.cpu.row_invariant import FEWEST
 
@@ -91,8 +91,10 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     scaling: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`query` and `output` are [new tokens, H, D], the caches [slots, G, D].
+    """`query` and `output` are [new tokens, H, D], the caches [slots, G, D]. `sinks`: of each head
+    the score of one more block of keys, all but the first unseen, of no value.
 
     The values of latent attention are the first numbers of its keys. All of them are attended to,
     and the first kept: torch's kernel, whose bits do not change with the batch, takes keys and
@@ -103,10 +105,12 @@ def _attend(
     keys_BGLD = _gathered(keys, plan.slots_BL, 0, query.dtype)
     values_BGLD = keys_BGLD if is_latent else _gathered(values, plan.slots_BL, 1, query.dtype)
     mask_BQL = plan.mask_BQL.to(query.dtype)
+    if sinks is not None:
+        keys_BGLD, values_BGLD = (pad(x, (0, 0, 0, BLOCK)) for x in (keys_BGLD, values_BGLD))
     if plan.rows is None:
+        mask = _with_sinks(mask_BQL.unsqueeze(1), sinks)
         attended_BHD = scaled_dot_product_attention(
-            query.unsqueeze(2), keys_BGLD, values_BGLD, mask_BQL.unsqueeze(1),
-            scale=scaling, enable_gqa=True,
+            query.unsqueeze(2), keys_BGLD, values_BGLD, mask, scale=scaling, enable_gqa=True
         ).squeeze(2)  # fmt: skip
         output.copy_(attended_BHD[..., : output.shape[-1]])
         return output
@@ -116,7 +120,7 @@ def _attend(
     at_once = max(1, _MASK_ENTRIES // (batch * query.shape[1] * mask_BQL.shape[2]))
     attended_BQHD = torch.cat(
         [
-            _as_heads(part_BQHD, keys_BGLD, values_BGLD, part_BQL, scaling)
+            _as_heads(part_BQHD, keys_BGLD, values_BGLD, part_BQL, scaling, sinks)
             for part_BQHD, part_BQL in zip(
                 query_BQHD.split(at_once, 1), mask_BQL.split(at_once, 1), strict=True
             )
@@ -148,12 +152,12 @@ def _as_heads(
     values_BGLD: torch.Tensor,
     mask_BQL: torch.Tensor,
     scaling: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of Q queries a request, each by itself: query (g, r, q) is a head of length 1."""
     batch, num_queries, heads, width = query_BQHD.shape
-    mask = (
-        mask_BQL.unsqueeze(1).expand(-1, heads, -1, -1).reshape(batch, heads * num_queries, 1, -1)
-    )
+    mask = _with_sinks(mask_BQL.unsqueeze(1), sinks).expand(-1, heads, -1, -1)
+    mask = mask.reshape(batch, heads * num_queries, 1, -1)
     attended = scaled_dot_product_attention(
         query_BQHD.transpose(1, 2).reshape(batch, heads * num_queries, 1, width),
         keys_BGLD, values_BGLD, mask, scale=scaling, enable_gqa=True,
@@ -161,12 +165,42 @@ def _as_heads(
     return attended.view(batch, heads, num_queries, -1).transpose(1, 2)
 
 
+def _with_sinks(mask_B1QL: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The mask of each head, with a further block in which its sink is."""
+    if sinks is None:
+        return mask_B1QL
+    batch, _, queries, _ = mask_B1QL.shape
+    block = mask_B1QL.new_full((len(sinks), 1, BLOCK), float("-inf"))
+    block[:, 0, 0] = sinks.to(block.dtype)
+    shape = (batch, len(sinks), queries, -1)
+    return torch.cat([mask_B1QL.expand(shape), block.expand(shape)], -1)
+
+
+def _as_one_with_sinks(stock: Any, arguments: Any) -> tuple[Any, ...]:
+    """Answer SGLang, which starts no gpt-oss on a backend that it knows to have no sinks."""
+    return tuple("intel_amx" if name == "torch_native" else name for name in stock(arguments))
+
+
+def _with_the_sinks_of(stock: Any) -> Any:
+    def forward(self: Any, *given: Any, sinks: torch.Tensor | None = None, **named: Any) -> Any:
+        self.tributary_sinks = sinks
+        return stock(self, *given, **named)
+
+    return forward
+
+
 def install() -> None:
-    """Put the batched calls into SGLang's `torch_native` backend.
+    """Put the batched calls into SGLang's `torch_native` backend, which then has sinks too.
 
     Cross attention and encoders keep the stock loop.
     """
+    from sglang.srt.arg_groups import model_hook
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    model_hook.attention_backends_of = partial(_as_one_with_sinks, model_hook.attention_backends_of)
+    for name in ("forward_extend", "forward_decode"):
+        stock = getattr(TorchNativeAttnBackend, name)
+        setattr(TorchNativeAttnBackend, name, _with_the_sinks_of(stock))
 
     stock_metadata = TorchNativeAttnBackend.init_forward_metadata
     stock_extend = TorchNativeAttnBackend._run_sdpa_forward_extend
@@ -204,7 +238,7 @@ def install() -> None:
             plan = self.tributary_plans[sliding_window_size] = _plan(
                 req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, sliding_window_size
             )
-        return _attend(plan, query, output, k_cache, v_cache, scaling)
+        return _attend(plan, query, output, k_cache, v_cache, scaling, self.tributary_sinks)
 
     def decode(
         self: Any,
@@ -231,7 +265,7 @@ def install() -> None:
             plan = self.tributary_plans[sliding_window_size] = _plan(
                 req_to_token, req_pool_indices, seq_lens, None, sliding_window_size
             )
-        return _attend(plan, query, output, k_cache, v_cache, scaling)
+        return _attend(plan, query, output, k_cache, v_cache, scaling, self.tributary_sinks)
 
     TorchNativeAttnBackend.init_forward_metadata = metadata
     TorchNativeAttnBackend._run_sdpa_forward_extend = extend

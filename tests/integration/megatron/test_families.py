@@ -109,7 +109,9 @@ CASES = [
     *[(family, layout) for family in MIXTURES for layout in EXPERTS],
 ]
 TELLING = [
-    *[(family, layout) for family in FAMILIES for layout in ("alone", "tp2")],
+    *[(family, "alone") for family in FAMILIES],
+    *[(family, "tp2") for family in FAMILIES if family != "gpt_oss"],
+    *[("gpt_oss", layout) for layout in ("pp2", "ep2", "tp2-ep2")],
     *[("qwen3", "pp2"), ("glm4_moe", "pp2"), ("qwen3_moe", "tp2-ep2")],
     *[("glm4_moe", "ep2"), ("glm4_moe", "tp2-dp2-ep2")],
 ]
@@ -297,10 +299,12 @@ def test_ranks_that_share_a_micro_batch_add_the_same_terms(
 
 
 def stored_as(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """As a folder stores them: transformers has all experts of a layer in one tensor."""
+    """As a folder stores them: transformers has all experts of a layer in one tensor, and so have
+    folders of gpt-oss."""
+    is_stacked = any(name.endswith(".sinks") for name in tensors)
     for name, tensor in tensors.items():
         place, _, kind = name.partition(".experts.")
-        if not kind:
+        if not kind or is_stacked:
             yield name, tensor
             continue
         for number, expert in enumerate(tensor):
@@ -324,7 +328,7 @@ def slots(running_pair: SglangPair) -> ServerSlots:
 
 
 # The others are dense, as that of the servers that other tests share.
-UNLIKE = ("glm4", "gemma3_text", "glm4_moe", "deepseek_v3", "phi3-longrope")
+UNLIKE = ("glm4", "gemma3_text", "glm4_moe", "gpt_oss", "deepseek_v3", "phi3-longrope")
 LONG_ROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
     "original_max_position_embeddings": 128,
@@ -339,7 +343,7 @@ SCALINGS = {"linear": {"factor": 4.0}, "yarn": BEYOND, "llama3": BEYOND | BANDS}
 SCALED = {"phi3-longrope": LONG_ROPE} | {
     f"{family}-{kind}": {"rope_parameters": {"rope_type": kind, **more}}
     for family in FAMILIES
-    if family not in ("phi3", "gemma3_text", "deepseek_v3", "qwen3_5_text")
+    if family not in ("phi3", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_5_text")
     for kind, more in SCALINGS.items()
 }
 """by family and type of rotary angles, what its config needs"""
@@ -363,7 +367,7 @@ def test_logprobs_of_sglang_are_those_of_transformers(
 
 
 # GLM's routers score as DeepSeek's do, and it attends as Qwen3's.
-MIXED = ("deepseek_v3", "qwen3_moe")
+MIXED = ("deepseek_v3", "gpt_oss", "qwen3_moe")
 
 
 @pytest.mark.parametrize("family", [*MIXTURES, *WINDOWED] if EACH_LAYOUT else MIXED)

@@ -1,0 +1,100 @@
+"""gpt-oss: every other layer sees a window of tokens, heads may look at nothing, and each token
+passes a few experts of a clamped feed-forward; products have biases everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engines.families.common import dense
+from engines.families.common.experts import read_mixture
+from engines.families.common.family import Family, ModelShape, Window
+from engines.families.common.model_config import (
+    Rope,
+    positive,
+    positive_int,
+    read_rope,
+    stated_rope,
+)
+from engines.families.common.tensors import ROUTED, HfTensor, TensorTable
+from infra.errors import InputError
+
+_WINDOWED, _WHOLE = "sliding_attention", "full_attention"
+_ALPHA = 1.702
+_MORE_ATTENTION = {
+    "self_attention.linear_proj.bias": (HfTensor("self_attn.o_proj.bias", ("hidden",)),),
+    "self_attention.core_attention.sinks": (HfTensor("self_attn.sinks", ("heads",)),),
+}
+_ROUTER = {
+    "mlp.router.weight": (HfTensor("mlp.router.weight", ROUTED, "hidden"),),
+    "mlp.router.bias": (HfTensor("mlp.router.bias", ROUTED),),
+}
+_EXPERTS = {
+    f"mlp.experts.{name}": (HfTensor(f"mlp.experts.{name}", rows, columns, is_stacked=True),)
+    for name, rows, columns in (
+        ("gate_up_proj", ("hidden",), "gate_and_up"),
+        ("gate_up_proj_bias", ("gate_and_up",), None),
+        ("down_proj", ("expert_ffn",), "hidden"),
+        ("down_proj_bias", ("hidden",), None),
+    )
+}
+
+
+def _shape(config: Mapping[str, Any]) -> ModelShape:
+    for key, only in (("attention_bias", True), ("swiglu_alpha", _ALPHA)):
+        if config.get(key, only) != only:
+            raise InputError(f"config.json: {key} {config[key]!r} is not supported, only {only!r}")
+    others = ("attention_bias", "layer_types", "rope_parameters", "rope_scaling")
+    plain = {key: value for key, value in config.items() if key not in others}
+    shape = dense.dense_shape(FAMILY, plain, head_dim=64, norm_eps=1e-5, max_positions=131072)
+    rope = _rope(config)
+    experts = {"moe_intermediate_size": shape.ffn, **config}
+    mixture = read_mixture(experts, positive_int(config, "num_local_experts"))
+    clamp = positive(config, "swiglu_limit", 7.0)
+    window = Window(
+        positive_int(config, "sliding_window", 128), _windowed(config, shape.num_layers), rope
+    )
+    family = replace(FAMILY, megatron={**FAMILY.megatron, "activation_func_clamp_value": clamp})
+    return replace(shape, family=family, rope=rope, mixture=mixture, window=window)
+
+
+def _windowed(config: Mapping[str, Any], layers: int) -> frozenset[int]:
+    kinds = config.get("layer_types") or [(_WINDOWED, _WHOLE)[n % 2] for n in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {_WINDOWED, _WHOLE}:
+        raise InputError(
+            f"config.json: layer_types must be {layers} of {_WINDOWED} and {_WHOLE}, one a layer"
+        )
+    return frozenset(n for n, kind in enumerate(kinds) if kind == _WINDOWED)
+
+
+def _rope(config: Mapping[str, Any]) -> Rope:
+    stated = stated_rope(config)
+    known = {key: value for key, value in stated.items() if key != "truncate"}
+    theta = positive({**config, **stated}, "rope_theta", 150000.0)
+    rope = read_rope({"rope_theta": theta, "rope_parameters": known}, scalings=("yarn",))
+    if rope.yarn is None:
+        return rope
+    return replace(rope, yarn=replace(rope.yarn, is_rounded=stated.get("truncate") is not False))
+
+
+FAMILY = Family(
+    architecture="GptOssForCausalLM",
+    read_shape=_shape,
+    tensors=TensorTable(
+        dense.TOP,
+        layer={},
+        expert_layer={
+            **dense.NORMS,
+            **dense.QKV,
+            **dense.QKV_BIAS,
+            **dense.ATTENTION_OUTPUT,
+            **_MORE_ATTENTION,
+            **_ROUTER,
+            **_EXPERTS,
+        },
+    ),
+    sglang="sglang.srt.models.gpt_oss:GptOssForCausalLM",
+    megatron={"add_bias_linear": True, "glu_linear_offset": 1.0},
+    activation="quick_gelu",
+)

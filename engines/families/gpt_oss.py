@@ -63,7 +63,8 @@ def _windowed(config: Mapping[str, Any], layers: int) -> frozenset[int]:
     kinds = config.get("layer_types") or [(_WINDOWED, _WHOLE)[n % 2] for n in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {_WINDOWED, _WHOLE}:
         raise InputError(
-            f"config.json: layer_types must be {layers} of {_WINDOWED} and {_WHOLE}, one a layer"
+            f"config.json: layer_types other than {layers} of {_WINDOWED} and {_WHOLE} are not"
+            " supported"
         )
     return frozenset(n for n, kind in enumerate(kinds) if kind == _WINDOWED)
 

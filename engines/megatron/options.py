@@ -304,6 +304,11 @@ def _check_experts(shape: ModelShape, parallel: Parallel) -> None:
         return
     if etp not in (1, parallel.tp):
         raise InputError(f"etp is {etp} and tp {parallel.tp}; write 1, or as much as tp")
+    if etp > 1 and shape.family.megatron.get("add_bias_linear"):
+        raise InputError(
+            f"etp {etp} would share out experts that have biases, which Megatron-core cannot; write"
+            " etp 1 and share the experts out with ep, or leave tp out"
+        )
     if etp != parallel.tp and ep == 1:
         raise InputError(
             f"etp 1 with tp {parallel.tp} and ep 1 would train the experts with wrong gradients in"

@@ -108,11 +108,11 @@ CASES = [
     *[(family, layout) for family in FAMILIES for layout in ("alone", "tp2", "pp2")],
     *[(family, layout) for family in MIXTURES for layout in EXPERTS],
 ]
+for unshared in ("tp2", "tp2-dp2-ep2"):  # an expert's biases forbid it
+    CASES.remove(("gpt_oss", unshared))
 TELLING = [
-    *[(family, "alone") for family in FAMILIES],
-    *[(family, "tp2") for family in FAMILIES if family != "gpt_oss"],
-    *[("gpt_oss", layout) for layout in ("pp2", "ep2", "tp2-ep2")],
-    *[("qwen3", "pp2"), ("glm4_moe", "pp2"), ("qwen3_moe", "tp2-ep2")],
+    *[case for case in CASES if case[1] in ("alone", "tp2")],
+    *[("qwen3", "pp2"), ("glm4_moe", "pp2"), ("qwen3_moe", "tp2-ep2"), ("gpt_oss", "tp2-ep2")],
     *[("glm4_moe", "ep2"), ("glm4_moe", "tp2-dp2-ep2")],
 ]
 """families differ in the tensors that ranks share; layers and sequences are cut alike in all"""
@@ -208,7 +208,7 @@ def with_terms(trainer: Any, batch: list[Any]) -> tuple[Any, Any, dict[str, floa
     return found, biases, trainer._routers.load(trainer.layout)
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [name for name in MIXTURES if name != "gpt_oss"])
 def test_terms_of_the_routers_are_those_worked_out_from_their_scores(
     family: str, ranks: Ranks, models: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -299,8 +299,7 @@ def test_ranks_that_share_a_micro_batch_add_the_same_terms(
 
 
 def stored_as(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """As a folder stores them: transformers has all experts of a layer in one tensor, and so have
-    folders of gpt-oss."""
+    """As a folder stores them: transformers, and gpt-oss, have a layer's experts in one tensor."""
     is_stacked = any(name.endswith(".sinks") for name in tensors)
     for name, tensor in tensors.items():
         place, _, kind = name.partition(".experts.")

@@ -64,6 +64,9 @@ def _parted(
 ) -> Iterator[tuple[str, Tensor]]:
     """The HF tensors that one parameter is made of: its rows one below another, but for queries,
     keys and values, which Megatron keeps by KV group."""
+    if tensors[0].is_stacked:
+        yield tensors[0].name, stored.contiguous().clone()
+        return
     axes = shape.axes
     parts = [part for tensor in tensors for part in tensor.rows]
     pieces: list[Tensor]

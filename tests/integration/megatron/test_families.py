@@ -300,10 +300,9 @@ def test_ranks_that_share_a_micro_batch_add_the_same_terms(
 
 def stored_as(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """As a folder stores them: transformers, and gpt-oss, have a layer's experts in one tensor."""
-    is_stacked = any(name.endswith(".sinks") for name in tensors)
     for name, tensor in tensors.items():
         place, _, kind = name.partition(".experts.")
-        if not kind or is_stacked:
+        if not kind or any(each.endswith(".sinks") for each in tensors):
             yield name, tensor
             continue
         for number, expert in enumerate(tensor):

@@ -142,7 +142,7 @@ def module_of(tensor: str) -> tuple[str, str]:
 
 def linear_layers(parameters: Parameters) -> Iterator[tuple[str, HfTensor]]:
     """The matrices among them that can be adapted, with the last parts of their modules' names: all
-    but a router's, which chooses and stays as it is, a convolution's, and what holds all experts."""
+    but a router's, which chooses, a convolution's, and what holds all experts: these stay."""
     for tensor in (tensor for stored in parameters.values() for tensor in stored):
         is_layer = not tensor.is_convolution and not tensor.is_stacked
         if tensor.columns is not None and tensor.rows != ROUTED and is_layer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def adapted(
 
 def loss_of(model: Any, batch: list[Any], weights: dict[str, torch.Tensor]) -> torch.Tensor:
     """Mean over all trained tokens."""
-    summed, count = torch.zeros(()), 0
+    summed, count = torch.zeros((), dtype=next(model.parameters()).dtype), 0
     for sequence in batch:
         tokens = torch.tensor(sequence.tokens)
         logits = torch.func.functional_call(model, weights, (tokens[None],)).logits
@@ -84,6 +85,16 @@ def loss_of(model: Any, batch: list[Any], weights: dict[str, torch.Tensor]) -> t
         summed = summed - (logprobs.gather(1, tokens[1:, None])[:, 0] * mask).sum()
         count += int(mask.sum())
     return summed / count
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """What transformers computes in float32 whatever a model's type is, it computes in float64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        for name in ("float32", "float"):
+            patch.setattr(torch, name, torch.float64)
+        yield
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,9 @@ def test_fifty_steps_end_where_those_of_transformers_do(
     source = tmp_path / "source"
     # With this seed no router comes within rounding of a tie in the fifty steps.
     model = make_model(family, source, seed=3).requires_grad_(False)
+    # In float32 transformers' own delta nets end 4e-5 from themselves in float64, ours 4e-6.
+    is_wide = family == "qwen3_5_text"
+    model = model.double() if is_wide else model
     weights = dict(model.named_parameters())
     batches = [sequences(SHORT, seed) for seed in range(STEPS)]
     adam: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-8}
@@ -117,26 +131,29 @@ def test_fifty_steps_end_where_those_of_transformers_do(
         steps = [trainer.sft_steps([batch])[0] for batch in batches]
         trainer.export(tmp_path / "last", source)
     matrices = read_adapter(tmp_path / "first")
+    matrices = {name: tensor.to(model.dtype) for name, tensor in matrices.items()}
     assert len(matrices) == 2 * modules
     assert not any(tensor.any() for name, tensor in matrices.items() if ".lora_B." in name)
     learned = [tensor.requires_grad_() for tensor in matrices.values()]
     theirs = torch.optim.AdamW(learned, **adam, betas=(0.9, 0.95))
-    # transformers rounds the decays of delta nets: ours are ten times nearer to those in float64.
-    near = 1e-4 if family == "qwen3_5_text" else 1e-5
+    # At the same matrices our gradients have the norm of those in float64 within 1.4e-5; in one of
+    # these steps it changes by 7e-4 where matrices change by 4e-6.
+    bound = 1e-3 if is_wide else 1e-4
     for batch, step in zip(batches, steps, strict=True):
         theirs.zero_grad()
-        expected = loss_of(model, batch, adapted(weights, matrices))
-        expected.backward()
+        with float64() if is_wide else nullcontext():
+            expected = loss_of(model, batch, adapted(weights, matrices))
+            expected.backward()
         norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in learned])
         theirs.step()
         assert step["loss"] == pytest.approx(expected.item(), abs=1e-5)
-        assert step["grad_norm"] == pytest.approx(norm.item(), rel=10 * near)
+        assert step["grad_norm"] == pytest.approx(norm.item(), rel=bound)
     for name, tensor in read_adapter(tmp_path / "last").items():
-        assert (tensor - matrices[name]).abs().max() < near, name
+        assert (tensor - matrices[name]).abs().max() < 1e-5, name
     merged = type(model).from_pretrained(tmp_path / "last")
     ends = adapted(weights, matrices)
     for name, tensor in merged.named_parameters():
-        assert (tensor - ends[name]).abs().max() < near, name
+        assert (tensor - ends[name]).abs().max() < 1e-5, name
     expected = loss_of(model, batches[0], ends)
     assert loss_of(merged, batches[0], {}).item() == pytest.approx(expected.item(), abs=1e-5)
     config = json.loads((tmp_path / "last/adapter/adapter_config.json").read_text())

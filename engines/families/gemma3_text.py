@@ -123,4 +123,8 @@ FAMILY = Family(
     sglang="engines.sglang.models.gemma3:Gemma3ForCausalLM",
     megatron={"qk_layernorm": True, "layernorm_zero_centered_gamma": True},
     activation=_ACTIVATION,
+    classifiers={
+        "SequenceClassification": "Gemma3TextForSequenceClassification",
+        "TokenClassification": None,
+    },
 )

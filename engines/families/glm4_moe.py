@@ -81,4 +81,5 @@ FAMILY = Family(
     read_shape=_shape,
     tensors=_table(has_bias=True, has_norms=True, has_shared=True),
     sglang="sglang.srt.models.glm4_moe:Glm4MoeForCausalLM",
+    classifiers={"SequenceClassification": None, "TokenClassification": None},
 )

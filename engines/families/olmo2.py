@@ -35,4 +35,5 @@ FAMILY = Family(
     ),
     sglang="sglang.srt.models.olmo2:Olmo2ForCausalLM",
     megatron={"qk_layernorm": True},
+    classifiers={"TokenClassification": None},
 )

@@ -121,4 +121,8 @@ FAMILY = Family(
         "attention_output_gate": True,
     },
     kept=("mtp.",),
+    classifiers={
+        "SequenceClassification": "Qwen3_5TextForSequenceClassification",
+        "TokenClassification": None,
+    },
 )

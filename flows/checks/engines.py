@@ -13,6 +13,7 @@ from typing import Any
 
 from engines.algorithms.combinations import refusals
 from engines.families.common.model_config import usable_positions
+from engines.families.common.registry import check_reward_model
 from engines.megatron.options import (
     OFFLOAD_NEEDS_GPU,
     STAGES,
@@ -186,6 +187,8 @@ def trainer_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
             if trainer is not stage.spec.trainer or not role:  # a critic may have the policy's
                 check_effects(layout, trainer.megatron)
             is_valued = bool(role) or "reward" in stage.spec.trained_roles
+            if known and "reward" in stage.spec.trained_roles:
+                check_reward_model(known)
             if known and policy is not None and not role:
                 check_replay(config, policy.algorithm.routing_replay)
             if known or is_valued:

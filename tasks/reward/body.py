@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engines.algorithms.reward_losses import BradleyTerry, Compares, compares
+from engines.families.common.model_config import read_config
+from engines.families.common.registry import check_reward_model
 from infra.store.manifest import StageWarning
 from tasks.preference.body import learned
 from tasks.preference.preference_data import PreferenceSupply, opened_preferences
@@ -33,6 +35,7 @@ async def run(spec: RewardSpec, context: StageContext) -> dict[str, float]:
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
     require_inputs(context, ["model", *([] if spec.settings.data else ["data"])])
+    check_reward_model(read_config(context.inputs["model"]))
     loss = spec.settings.loss
     record = RewardRecord(
         reporter=context.reporter,

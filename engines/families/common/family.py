@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engines.families.common.experts import Mixture
 from engines.families.common.model_config import Rope
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Classifier = Literal["SequenceClassification", "TokenClassification"]
+"""models with a value head, as transformers names them"""
 QUERIES, GATED_QUERIES = "queries", "queries_and_gates"
 """axes of heads' queries: alone, and each head's with the gate of what it gives"""
 
@@ -88,12 +90,21 @@ class Family:
     does"""
     megatron: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """fields of Megatron's TransformerConfig that differ from those of a plain dense decoder"""
+    classifiers: Mapping[Classifier, str | None] = field(
+        default_factory=dict["Classifier", str | None]
+    )
+    """transformers' classes of models with a value head that are not named as `architecture` is;
+    None: it has no such class"""
     kept: tuple[str, ...] = ()
     """how names of stored tensors for multi-token prediction begin, where they are no layers'"""
     activation: str = "silu"
     """of the gate in a feed-forward, as `engines/megatron/model.py` knows it"""
     flops: Callable[..., Any] = dense_flops
     """of sequences: `dense_flops` has the signature"""
+
+    def classifier(self, kind: Classifier) -> str | None:
+        """Return the name of transformers' class; None where it has none."""
+        return self.classifiers.get(kind, self.architecture.replace("CausalLM", kind))
 
 
 @dataclass(frozen=True, slots=True)

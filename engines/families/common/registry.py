@@ -87,6 +87,15 @@ def check_served_on_cpu(config: Mapping[str, Any]) -> None:
         )
 
 
+def check_reward_model(config: Mapping[str, Any]) -> None:
+    """Raise InputError if transformers could not load a reward model of this family."""
+    if family_of(config).classifier("SequenceClassification") is None:
+        raise InputError(
+            f"transformers has no sequence classifier of {config['model_type']}, so that nothing"
+            " could load the reward model; take a base of another family for stages `reward`"
+        )
+
+
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Read a config; raises InputError for a family or feature that is not supported, and for more
     layers than would fit into memory by their names."""

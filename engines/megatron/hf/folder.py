@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.families.common.family import ModelShape
+from engines.families.common.family import Classifier, ModelShape
+from engines.families.common.registry import family_of
 from engines.families.common.tensors import INDEX, SINGLE
 from engines.megatron.spec import Lora
 from infra.data_files.heads import other_kind_of
@@ -66,17 +67,17 @@ def write_head_folder(
     folder: Path,
     tensors: Mapping[str, Tensor],
     source: HfWeights,
-    kind: str,
+    kind: Classifier,
     label: str,
     *,
     whole: bool = False,
 ) -> None:
     """Write `tensors` of a model with a value head as a classifier of one label, of `source`'s
-    family; `kind` is TokenClassification or SequenceClassification, as transformers names them.
+    family.
 
     The trunk is stored in the source's files and types, the value head beside its last tensors in
-    float32; `config.json` says what it is, so that transformers reads it. `whole`: with the
-    source's tokenizer and chat template.
+    float32; `config.json` says what it is, so that transformers reads it, and names no class where
+    transformers has none. `whole`: with the source's tokenizer and chat template.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if whole:
@@ -90,8 +91,9 @@ def write_head_folder(
     if set(file_of.values()) != {SINGLE}:
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
     config = json.loads((source.folder / "config.json").read_text())
-    names = [str(name).replace("CausalLM", kind) for name in config["architectures"]]
-    config |= {"architectures": names, "id2label": {"0": label}, "label2id": {label: 0}}
+    name = family_of(config).classifier(kind)
+    config |= {"architectures": [name] if name else None}
+    config |= {"id2label": {"0": label}, "label2id": {label: 0}}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 

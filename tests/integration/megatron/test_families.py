@@ -331,8 +331,8 @@ LONG_ROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
     "original_max_position_embeddings": 128,
     "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 10000.0,
-        "short_factor": [1 + 0.2 * n for n in range(12)], "long_factor": [9.0] * 12,
+        "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [9.0] * 12,
+        "short_factor": [1 + 0.2 * n for n in range(12)],
     },
 }  # fmt: skip
 BEYOND = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
@@ -380,8 +380,7 @@ def test_answers_have_the_same_bits_in_any_batch_and_by_each_transport(
         said = asyncio.run(generate(router.url, prompts, max_batch))
         return [(each.token_ids.tobytes(), each.logprobs.tobytes()) for each in said]
 
-    urls = [slots["server-0"].url]
-    before = bits(6)
+    urls, before = [slots["server-0"].url], bits(6)
     load_folder(folders[1], urls, 1)
     loaded, held = bits(6), server_weights(urls[0]).checksum
     assert loaded != before
@@ -389,8 +388,7 @@ def test_answers_have_the_same_bits_in_any_batch_and_by_each_transport(
     for version, (name, make) in enumerate(TRANSPORTS.items(), 2):
         load_folder(folders[0], urls, 1)
         transport = make(tmp_path / "shared")
-        weights = whole_weights(folders[1], SMALL)
-        transport.push(weights, find_targets(urls), version)
+        transport.push(whole_weights(folders[1], SMALL), find_targets(urls), version)
         transport.close()
         assert server_weights(urls[0]) == ServerWeights(str(version), held), name
         assert bits(6) == loaded, name
@@ -398,5 +396,5 @@ def test_answers_have_the_same_bits_in_any_batch_and_by_each_transport(
 
 async def generate(url: str, prompts: list[list[int]], max_batch: int = 6) -> list[Generation]:
     async with GenerationClient(url, max_batch=max_batch) as client:
-        asked = [(ids, Sampling(12, seed=i)) for i, ids in enumerate(prompts)]
-        return await asyncio.gather(*(client.generate(ids, how) for ids, how in asked))
+        asked = (client.generate(ids, Sampling(12, seed=i)) for i, ids in enumerate(prompts))
+        return await asyncio.gather(*asked)

@@ -56,8 +56,9 @@ _TRIES = 5
 _PATIENCE_S = 180.0
 """where the router answers for servers that do not: a lost server is back within seconds, on a
 machine that others use within a minute or two"""
-_SERVED_S = 5.0
-"""a try that took longer had a server, which ended while it generated"""
+_SERVED_S = 20.0
+"""a try that took longer had a server, which ended while it generated: a router that has none says
+so at once, or after a few tries of its own"""
 _CONNECT_S = 30.0
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0

@@ -68,6 +68,10 @@ def _delta_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
         raise InputError(
             f"config.json: layer_types other than {_DELTA} and {_WHOLE} are not supported"
         )
+    if _WHOLE not in kinds:
+        raise InputError(
+            f"config.json: layer_types without a {_WHOLE} are not supported: transformers runs none"
+        )
     if len(kinds) != layers:
         raise InputError(
             f"config.json: layer_types of {len(kinds)} layers are not supported where"

@@ -117,6 +117,10 @@ _TEXT, _EYES = "model.language_model.", "model.visual."
 _OF_EYES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
+_OF_BOTH = ("tie_word_embeddings", "dtype", "torch_dtype")
+"""what the config of a model with eyes says of its text model beside `text_config`"""
+
+
 def write_text_folder(source: Path, folder: Path) -> int:
     """Write the text model of the folder `source`, which sees images as well; returns how many
     tensors were left out. Layers for multi-token prediction stay. Raises InputError."""
@@ -125,6 +129,11 @@ def write_text_folder(source: Path, folder: Path) -> int:
     family = family_of({"model_type": TEXT_OF[config["model_type"]]})
     if not isinstance(text, dict):
         raise InputError(f"{source}/config.json: has no text_config; copy the whole model")
+    if "quantization_config" in {**text, **config}:
+        raise InputError(
+            f"{source}/config.json: quantization_config: its text model is written from plain"
+            " numbers; give the model in bfloat16, or write FP8 as bfloat16 first, by `convert`"
+        )
     kept = {name: file for name, file in weights.file_of.items() if not name.startswith(_EYES)}
     begins = (_TEXT, OUTPUT, *family.kept)
     if unknown := [name for name in kept if not name.startswith(begins)]:
@@ -142,7 +151,7 @@ def write_text_folder(source: Path, folder: Path) -> int:
     if set(kept.values()) != {SINGLE}:
         index = {"metadata": {}, "weight_map": {named[name]: kept[name] for name in kept}}
         (folder / INDEX).write_text(json.dumps(index, indent=1))
-    outer = {key: config[key] for key in ("tie_word_embeddings", "dtype") if key in config}
+    outer = {key: config[key] for key in _OF_BOTH if key in config}
     made = {**text, **outer, "architectures": [family.architecture]}
     (folder / "config.json").write_text(json.dumps(made, indent=2))
     return len(weights.file_of) - len(kept)

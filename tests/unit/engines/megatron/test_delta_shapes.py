@@ -37,6 +37,7 @@ def test_qwen_as_hubs_write_it_and_as_transformers_writes_it() -> None:
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be a positive integer"),
         ({"layer_types": ["full_attention"]}, "layer_types of 1 layers"),
         ({"layer_types": ["sliding_attention"] * 4}, "other than linear_attention and full"),
+        ({"layer_types": ["linear_attention"] * 4}, "without a full_attention"),
         ({"attention_bias": True}, "attention_bias is set"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
         (

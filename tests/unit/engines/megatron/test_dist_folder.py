@@ -162,6 +162,14 @@ def test_a_model_with_eyes_that_holds_something_else_is_refused(tmp_path: Path) 
         write_text_folder(tmp_path, tmp_path / "text")
 
 
+def test_a_model_with_eyes_that_is_quantised_is_refused(tmp_path: Path) -> None:
+    seeing_folder(tmp_path)
+    config = read_config(tmp_path) | {"quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"quantization_config: .* in bfloat16"):
+        write_text_folder(tmp_path, tmp_path / "text")
+
+
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [2, 2]}
 
 

@@ -75,12 +75,9 @@ def server_options(
 ) -> dict[str, Any]:
     """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins.
 
-    Raises InputError for what would leave a server without its key, and for a model that this host
-    cannot serve.
+    Raises InputError for what would leave a server without its key.
     """
     _require_closed(spec.sglang)
-    if not has_cuda():
-        check_served_on_cpu(read_config(model))
     options = dict(_ALWAYS) if has_cuda() else _ALWAYS | _CPU
     options |= {
         "host": listening_host(),
@@ -103,6 +100,12 @@ def server_options(
     if (longest := spec.context_length or _shorter_context(model)) is not None:
         options["context_length"] = longest
     return options | spec.sglang | {"dtype": dtype}
+
+
+def require_servable(model: Path) -> None:
+    """Raise InputError for a model that servers of this host cannot serve."""
+    if not has_cuda():
+        check_served_on_cpu(read_config(model))
 
 
 def _shorter_context(model: Path) -> int | None:

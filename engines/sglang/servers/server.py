@@ -12,7 +12,7 @@ from typing import Any
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.devices.waiting_time import SilentWork
-from engines.sglang.arguments import MEMORY_SAVER, served_type, server_options
+from engines.sglang.arguments import MEMORY_SAVER, require_servable, served_type, server_options
 from engines.sglang.http import call, order, read_text
 from engines.sglang.spec import FleetSpec
 from infra.access import reachable
@@ -100,6 +100,7 @@ class Server:
         self.log = children.logs / f"{name}.log"
         self._children = children
         self._has_head = bool(spec.sglang.get("is_embedding"))
+        require_servable(model)
         options = server_options(spec, model, self.port, tp, first_device)
         if saves_memory:
             options |= MEMORY_SAVER

@@ -107,12 +107,14 @@ def test_a_family_whose_kernels_no_cpu_has_is_served_on_gpus_only(
     config.write_text(json.dumps({"model_type": "qwen3_5_text"}))
     monkeypatch.setattr(arguments, "has_cuda", lambda: False)
     with pytest.raises(InputError, match="qwen3_5_text on GPUs only: its delta nets call kernels"):
-        arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)
+        arguments.require_servable(tmp_path)
     config.write_text(json.dumps({"model_type": "no-family"}))
-    assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)["device"] == "cpu"
+    arguments.require_servable(tmp_path)
     config.write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    # Servers of other hosts are described here, too.
+    assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)["device"] == "cpu"
     monkeypatch.setattr(arguments, "has_cuda", _with_gpu)
-    assert "device" not in arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)
+    arguments.require_servable(tmp_path)
 
 
 def test_check_says_which_stages_a_host_without_gpus_cannot_serve(tmp_path: Path) -> None:

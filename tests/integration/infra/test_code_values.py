@@ -55,8 +55,8 @@ LIBRARY = "from collections import *\nfrom datetime import *\nfrom decimal impor
         ("def f(n): return (i for i in range(n))\ndef g(x): return sum(x)", "assert g(f(4)) == 6"),
         ("def f(k, x): return k(x)", "assert f(int, '3') == f(len, 'abc') == f(math.sqrt, 9) == 3"),
         ("def f(x): return type(x)", "assert f(3) is int"),
-        ("P = namedtuple('P', 'x y')\ndef f(): return P(1, 2)\ndef g(p): return p.x",
-         "assert f() == (1, 2) and f().x == 1 == g(f()) and isinstance(f(), P)"),
+        ("Pt = namedtuple('Pt', 'x y')\ndef f(): return Pt(1, 2)\ndef g(p): return p.x",
+         "assert f() == (1, 2) and f().x == 1 == g(f()) and isinstance(f(), Pt)"),
         ("from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\n"
          "    def up(self): return self.name + '!'\ndef f(x): return Color(x)\n"
          "def g(c): return c.value",

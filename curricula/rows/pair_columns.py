@@ -14,7 +14,7 @@ one with a verdict or a number"""
 
 
 class PairColumns(Config):
-    """Names of the columns. A row that lacks a column named here is a bad row."""
+    """Names the columns. A row that lacks a column named here is a bad row."""
 
     prompt: str = ""
     """what all answers follow; empty: `prompt`, where a row has it"""

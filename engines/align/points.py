@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a program has a point, by the module's name within its layer."""
+    """Says where a program has a point, by the module's name within its layer."""
 
     module: str
     is_input: bool = False
@@ -66,7 +66,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a program calls the modules of a model."""
+    """Says what a program calls the modules of a model."""
 
     embedding: str
     layer: str

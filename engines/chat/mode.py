@@ -33,7 +33,7 @@ _TAG = "think>"
 
 
 class Thoughts(StrEnum):
-    """What a chat template does about thoughts."""
+    """Says what a chat template does about thoughts."""
 
     SWITCHED = "switched"
     """it has a variable that turns them on and off"""

@@ -113,8 +113,8 @@ class TurnEnds:
             )
 
     def end(self, found: TokenizedText, begin: int, end: int) -> int:
-        """Where a turn of these tokens ends: behind the first end token that only others and white
-        space follow, or behind the one that follows the turn."""
+        """Return where a turn of these tokens ends: behind the first end token that only others and
+        white space follow, or behind the one that follows the turn."""
         first = self._first_in_tail(found, begin, end)
         if first is not None:
             return first + 1

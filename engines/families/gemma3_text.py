@@ -12,7 +12,15 @@ from typing import Any
 
 from engines.families.common import dense
 from engines.families.common.family import Family, ModelShape, Window
-from engines.families.common.model_config import Rope, positive, positive_int, read_rope, refuse
+from engines.families.common.model_config import (
+    Rope,
+    all_but_every,
+    positive,
+    positive_int,
+    read_rope,
+    refuse,
+    stated_layers,
+)
 from engines.families.common.tensors import HfTensor, TensorTable
 from infra.errors import InputError
 
@@ -62,20 +70,10 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _windowed_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
-    kinds = config.get("layer_types")
-    if kinds is None:
-        period = positive_int(config, "sliding_window_pattern", 6)
-        return frozenset(n for n in range(layers) if (n + 1) % period)
-    if not isinstance(kinds, list) or not {*kinds} <= {_WINDOWED, _WHOLE}:
-        raise InputError(
-            f"config.json: layer_types other than {_WINDOWED} and {_WHOLE} are not supported"
-        )
-    if len(kinds) != layers:
-        raise InputError(
-            f"config.json: layer_types of {len(kinds)} layers are not supported where"
-            f" num_hidden_layers is {layers}"
-        )
-    return frozenset(n for n, kind in enumerate(kinds) if kind == _WINDOWED)
+    stated = stated_layers(config, layers, _WINDOWED, _WHOLE)
+    if stated is not None:
+        return stated
+    return all_but_every(positive_int(config, "sliding_window_pattern", 6), layers)
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope]:

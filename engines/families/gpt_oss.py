@@ -12,9 +12,11 @@ from engines.families.common.experts import read_mixture
 from engines.families.common.family import Family, ModelShape, Window
 from engines.families.common.model_config import (
     Rope,
+    all_but_every,
     positive,
     positive_int,
     read_rope,
+    stated_layers,
     stated_rope,
 )
 from engines.families.common.tensors import ROUTED, HfTensor, TensorTable
@@ -60,13 +62,8 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _windowed(config: Mapping[str, Any], layers: int) -> frozenset[int]:
-    kinds = config.get("layer_types") or [(_WINDOWED, _WHOLE)[n % 2] for n in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {_WINDOWED, _WHOLE}:
-        raise InputError(
-            f"config.json: layer_types other than {layers} of {_WINDOWED} and {_WHOLE} are not"
-            " supported"
-        )
-    return frozenset(n for n, kind in enumerate(kinds) if kind == _WINDOWED)
+    stated = stated_layers(config, layers, _WINDOWED, _WHOLE)
+    return all_but_every(2, layers) if stated is None else stated
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:

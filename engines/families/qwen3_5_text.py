@@ -13,7 +13,12 @@ from typing import Any
 
 from engines.families.common import dense
 from engines.families.common.family import GATED_QUERIES, Delta, Family, ModelShape
-from engines.families.common.model_config import positive_int, read_rope
+from engines.families.common.model_config import (
+    all_but_every,
+    positive_int,
+    read_rope,
+    stated_layers,
+)
 from engines.families.common.tensors import HfTensor, Parameters, TensorTable
 from infra.errors import InputError
 
@@ -60,24 +65,14 @@ def _delta(config: Mapping[str, Any], layers: int) -> Delta:
 
 
 def _delta_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
-    kinds = config.get("layer_types")
-    if kinds is None:
-        period = positive_int(config, "full_attention_interval", 4)
-        return frozenset(n for n in range(layers) if (n + 1) % period)
-    if not isinstance(kinds, list) or not {*kinds} <= {_DELTA, _WHOLE}:
+    found = stated_layers(config, layers, _DELTA, _WHOLE)
+    if found is None:
+        found = all_but_every(positive_int(config, "full_attention_interval", 4), layers)
+    if len(found) == layers:
         raise InputError(
-            f"config.json: layer_types other than {_DELTA} and {_WHOLE} are not supported"
+            f"config.json: layers without a {_WHOLE} are not supported: transformers runs none"
         )
-    if _WHOLE not in kinds:
-        raise InputError(
-            f"config.json: layer_types without a {_WHOLE} are not supported: transformers runs none"
-        )
-    if len(kinds) != layers:
-        raise InputError(
-            f"config.json: layer_types of {len(kinds)} layers are not supported where"
-            f" num_hidden_layers is {layers}"
-        )
-    return frozenset(n for n, kind in enumerate(kinds) if kind == _DELTA)
+    return found
 
 
 _ATTENTION: Parameters = {

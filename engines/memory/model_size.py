@@ -174,16 +174,16 @@ def _latents(axes: Axes) -> int:
 
 
 def _delta_kept(delta: Delta) -> int:
-    """What the first product gives; what is read, its norm's input and its gate's silu and product
-    in fp32, and what the last product takes."""
+    """Return the values that it keeps of a token: what the first product gives; what is read, its
+    norm's input and its gate's silu and product in fp32, and what the last product takes."""
     made = 2 * delta.axes["delta_keys"] + 2 * delta.axes["delta_values"] + 2 * delta.value_heads
     return made + (1 + 2 * 4 + 1) * delta.axes["delta_values"]
 
 
 def _delta_working(delta: Delta) -> int:
-    """In fp32, of each head: queries, keys and values of their own, those that beta and decay
-    change, the systems with their solutions, and states of chunks; and half as much of gradients
-    at once."""
+    """Return the values of a token that the backward pass makes again, in fp32: of each head
+    queries, keys and values of its own, those that beta and decay change, the systems with their
+    solutions, and states of chunks; and half as much of gradients at once."""
     keys, values = delta.key_dim, delta.value_dim
     each = 9 * keys + 8 * values + 5 * CHUNK + 3 * keys * values // CHUNK
     mixed = 2 * delta.axes["delta_keys"] + delta.axes["delta_values"]

@@ -24,7 +24,7 @@ FULL_TYPES = ("float32", "float")
 
 @dataclass(frozen=True, slots=True)
 class ServerNeeds:
-    """What of a fleet's settings a server's memory depends on."""
+    """Holds what of a fleet's settings a server's memory depends on."""
 
     tp: int
     context_length: int

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from engines.families.common.model_config import read_config, usable_positions
-from engines.families.common.registry import check_served_on_cpu
 from engines.sglang.server_options import RESULT_NEUTRAL
 from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import FROM_PLAIN
@@ -100,12 +99,6 @@ def server_options(
     if (longest := spec.context_length or _shorter_context(model)) is not None:
         options["context_length"] = longest
     return options | spec.sglang | {"dtype": dtype}
-
-
-def require_servable(model: Path) -> None:
-    """Raise InputError for a model that servers of this host cannot serve."""
-    if not has_cuda():
-        check_served_on_cpu(read_config(model))
 
 
 def _shorter_context(model: Path) -> int | None:

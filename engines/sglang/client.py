@@ -72,7 +72,7 @@ class _Lost(Retryable):
 
 @dataclass(slots=True)
 class ClientCounts:
-    """What a client did so far."""
+    """Counts what a client did so far."""
 
     turns: int = 0
     requests: int = 0

@@ -12,7 +12,7 @@ from typing import Any
 from engines.algorithms.divergences import DivergenceLoss
 from engines.algorithms.losses import DisLoss
 from engines.algorithms.spec import Algorithm, Keep
-from engines.families.common.registry import check_served_on_cpu, model_shape
+from engines.families.common.registry import check_servable, model_shape
 from engines.sglang.server_options import check_options, check_parallel
 from engines.sglang.spec import FleetSpec
 from engines.weights.fp8_blocks import check_fp8
@@ -205,10 +205,10 @@ def _keep_problems(where: str, keep: Keep, fleet: FleetSpec) -> Iterator[str]:
 def serving_problems(recipe: Recipe, stage: PlannedStage) -> Iterator[str]:
     """Yield why this host cannot serve the model that a stage samples from."""
     fleet = stage.spec.fleet
-    if fleet is None or fleet.external or has_cuda() or recipe.resources.devices is not None:
+    if fleet is None or fleet.external or recipe.resources.devices is not None:
         return
     try:
-        check_served_on_cpu(model_config(recipe.base) or {})
+        check_servable(model_config(recipe.base) or {})
     except InputError as error:
         yield f"stage {stage.name}: {error}"
 

@@ -131,7 +131,7 @@ def _seen(row: AnswerRow) -> list[Message]:
 
 
 class AnswerRow(Protocol):
-    """What is read of a `distill` stage's row."""
+    """Holds what is read of a `distill` stage's row."""
 
     @property
     def problem(self) -> Problem: ...
@@ -148,7 +148,7 @@ def _answer(row: AnswerRow) -> Answer:
 
 
 class Labels:
-    """What has been said so far, on disk; one session at a time has the file."""
+    """Keeps what has been said so far, on disk; one session at a time has the file."""
 
     def __init__(self, to: Path, by: str) -> None:
         """Raises InputError for a file that holds something else, cannot be written, or is another
@@ -214,7 +214,7 @@ def _ids(file: Path, key: str) -> Iterator[str]:
 
 
 class _Said(Config):
-    """What the page sends."""
+    """Holds what the page sends."""
 
     id: str
     choice: Choice

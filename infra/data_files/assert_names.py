@@ -69,7 +69,8 @@ _ELSEWHERE = "which runs in another process; leave such rows out"
 
 @dataclass(frozen=True, slots=True)
 class AssertNames:
-    """Names that are used and not defined, and what keeps them from being told apart, in words."""
+    """Holds names that are used and not defined, and what keeps them from being told apart, in
+    words."""
 
     answers: frozenset[str]
     library: dict[str, tuple[str, str]]
@@ -109,7 +110,7 @@ def read_names(tree: ast.Module, entry_point: str = "") -> AssertNames:
 
 
 def undefined(tree: ast.AST) -> set[str]:
-    """Names that a program uses and nothing in it makes, nor Python has."""
+    """Return names that a program uses and nothing in it makes, nor Python has."""
     used, made = set[str](), set(_MADE)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):

@@ -151,7 +151,7 @@ def _text(value: Json) -> str:
 
 
 class JudgeQuestion(Config):
-    """What judges of every kind have in common."""
+    """Holds what judges of every kind have in common."""
 
     prompt: str
     """what the judge is asked, with {question}, {answer}, {conversation}, {reference} or

@@ -130,7 +130,7 @@ def _conversations(chat: Chat) -> Iterator[tuple[Problem, list[Message]]]:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What one look at a model folder found."""
+    """Holds what one look at a model folder found."""
 
     config: Mapping[str, Any] | None
     """its config.json, if it describes a model that can be trained"""

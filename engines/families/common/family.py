@@ -141,7 +141,7 @@ class Delta:
 
     @property
     def state(self) -> int:
-        """Numbers of all heads' states in one layer."""
+        """Return how many numbers all heads' states in one layer have."""
         return self.value_heads * self.key_dim * self.value_dim
 
     @property

@@ -47,6 +47,31 @@ def parse_config(data: bytes) -> dict[str, Any]:
     return config
 
 
+def stated_layers(
+    config: Mapping[str, Any], layers: int, kind: str, other: str
+) -> frozenset[int] | None:
+    """Return the numbers, from 0, of the layers that `layer_types` calls `kind`, while the rest are
+    `other`; None where it is left out. Raises InputError."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or not {*kinds} <= {kind, other}:
+        raise InputError(
+            f"config.json: layer_types other than {kind} and {other} are not supported"
+        )
+    if len(kinds) != layers:
+        raise InputError(
+            f"config.json: layer_types of {len(kinds)} layers are not supported where"
+            f" num_hidden_layers is {layers}"
+        )
+    return frozenset(number for number, each in enumerate(kinds) if each == kind)
+
+
+def all_but_every(period: int, layers: int) -> frozenset[int]:
+    """Return the numbers, from 0, of all layers but every `period`-th."""
+    return frozenset(number for number in range(layers) if (number + 1) % period)
+
+
 def positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

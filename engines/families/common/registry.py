@@ -24,15 +24,13 @@ _MOST_PARTS = 100_000
 
 TEXT_OF = {"qwen3_5": "qwen3_5_text"}
 """families that also see images, and those of their text models, which `convert` writes"""
-_WHY_NOT = {
-    **dict.fromkeys(
-        TEXT_OF, "it sees images; `tributary convert FOLDER NEW` writes its text model"
-    ),
-    **dict.fromkeys(
-        ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
-        "delta nets are trained in dense models; these experts share one with a gate of its own",
-    ),
-}
+_WHY_NOT = dict.fromkeys(
+    TEXT_OF, "it sees images; `tributary convert FOLDER NEW` writes its text model"
+) | dict.fromkeys(
+    ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+    "delta nets are trained in dense models; these experts share one with a gate of its own",
+)
+"""what else is said where one refuses families that someone may well try"""
 
 
 @functools.cache
@@ -74,12 +72,12 @@ def served_families() -> dict[str, Family]:
     return {name: family for name, family in every if has_cuda() or not family.no_cpu_server}
 
 
-def check_served_on_cpu(config: Mapping[str, Any]) -> None:
-    """Raise InputError if servers of the model need a GPU. Families that are not trained may be
-    served as well: of those SGLang knows."""
+def check_servable(config: Mapping[str, Any]) -> None:
+    """Raise InputError if servers of the model need a GPU and this host has none. Families that are
+    not trained may be served as well: of those SGLang knows."""
     name = config.get("model_type")
     reason = family_of(config).no_cpu_server if name in family_names() else ""
-    if reason:
+    if reason and not has_cuda():
         raise InputError(
             f"SGLang serves a {name} on GPUs only: {reason}; run what samples or serves it on a"
             " host with a GPU, take another family, or train alone, which needs no server:"

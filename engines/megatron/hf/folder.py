@@ -156,7 +156,7 @@ def _beside_experts(modules: Iterable[str]) -> list[str]:
 
 
 def _copy_beside(source: Path, folder: Path) -> None:
-    """What a model's folder holds beside its weights."""
+    """Copy what a model's folder holds beside its weights."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix not in _NOT_COPIED:
             shutil.copyfile(path, folder / path.name)

@@ -49,7 +49,7 @@ _NEEDED: Mapping[str, frozenset[TrainerPart]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainerJob:
-    """What every rank of a group builds its Trainer or Critic from."""
+    """Describes the Trainer or Critic that every rank of a group builds."""
 
     spec: TrainerSettings
     optimizer: Optimizer
@@ -76,7 +76,8 @@ class TrainerJob:
 
 
 class Rank(Protocol):
-    """What the owner of devices and a group ask of a rank process; TrainerRank is the real one."""
+    """Lists what the owner of devices and a group ask of a rank process; TrainerRank is the real
+    one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Become warm, with these variables in the process's environment."""

@@ -12,7 +12,9 @@ from typing import Any
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.devices.waiting_time import SilentWork
-from engines.sglang.arguments import MEMORY_SAVER, require_servable, served_type, server_options
+from engines.families.common.model_config import read_config
+from engines.families.common.registry import check_servable
+from engines.sglang.arguments import MEMORY_SAVER, served_type, server_options
 from engines.sglang.http import call, order, read_text
 from engines.sglang.spec import FleetSpec
 from infra.access import reachable
@@ -26,7 +28,7 @@ _PROVENANCE = ("_name_or_path", "transformers_version")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server runs, whatever it serves."""
+    """Says where a server runs, whatever it serves."""
 
     tp: int
     """devices of the server"""
@@ -100,7 +102,7 @@ class Server:
         self.log = children.logs / f"{name}.log"
         self._children = children
         self._has_head = bool(spec.sglang.get("is_embedding"))
-        require_servable(model)
+        check_servable(read_config(model))
         options = server_options(spec, model, self.port, tp, first_device)
         if saves_memory:
             options |= MEMORY_SAVER

@@ -70,7 +70,7 @@ class AskedJudge:
 
 @dataclass(frozen=True, slots=True)
 class JudgeAddress:
-    """Where a model answers that stands in for a served judge."""
+    """Says where a model answers that stands in for a served judge."""
 
     url: str = ""
     model: str = ""

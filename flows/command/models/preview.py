@@ -51,7 +51,7 @@ Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Prompt | Judged | Conversa
 
 @dataclass(slots=True)
 class _Seen:
-    """What was found in the rows that were read."""
+    """Holds what was found in the rows that were read."""
 
     counts: RowCounts = field(default_factory=RowCounts)
     bad: list[str] = field(default_factory=list[str])

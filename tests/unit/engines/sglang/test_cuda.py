@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from engines.devices.child_processes import ChildProcesses
 from engines.families.common import registry
 from engines.sglang import arguments
 from engines.sglang.server_options import table
-from engines.sglang.servers.server import Place, architecture
+from engines.sglang.servers.server import Place, Server, architecture
 from engines.sglang.spec import FleetSpec
 from flows.checks import servers
 from flows.checks.recipe_checks import check_recipe, notes
@@ -102,19 +103,16 @@ def test_a_family_whose_kernels_no_cpu_has_is_served_on_gpus_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server would end in the middle of an import. A judge may be of a family that we do not
-    know."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "qwen3_5_text"}))
-    monkeypatch.setattr(arguments, "has_cuda", lambda: False)
+    know, and servers of other hosts are described here, too."""
+    config = {"model_type": "qwen3_5_text"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(registry, "has_cuda", lambda: False)
     with pytest.raises(InputError, match="qwen3_5_text on GPUs only: its delta nets call kernels"):
-        arguments.require_servable(tmp_path)
-    config.write_text(json.dumps({"model_type": "no-family"}))
-    arguments.require_servable(tmp_path)
-    config.write_text(json.dumps({"model_type": "qwen3_5_text"}))
-    # Servers of other hosts are described here, too.
+        Server(ChildProcesses(tmp_path), "server-0", FleetSpec(), tmp_path)
+    registry.check_servable({"model_type": "no-family"})
     assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)["device"] == "cpu"
-    monkeypatch.setattr(arguments, "has_cuda", _with_gpu)
-    arguments.require_servable(tmp_path)
+    monkeypatch.setattr(registry, "has_cuda", lambda: True)
+    registry.check_servable(config)
 
 
 def test_check_says_which_stages_a_host_without_gpus_cannot_serve(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ RUBRIC = "rubric"
 PLACES = ("question", "answer", "conversation", "reference", RUBRIC)
 _OF_ROWS = ("reference", RUBRIC)
 _PLACE = re.compile(rf"(?<!{{)\{{(?:{'|'.join(PLACES)})(?:\.\w+)?\}}(?!}})")
+_NUMBER = re.compile(r"(?:(?<![\w.,)])[+-])?\d+(?:[.,]\d+)*")
 SHOWN = 300
 """characters of the judge's answer that are kept with the sample"""
 _SEARCH_S = 1.0
@@ -257,10 +258,19 @@ def read_verdict(settings: JudgeQuestion, said: str, *, is_whole: bool = True) -
 
 
 def _matched(pattern: str, said: str) -> str | None:
+    r"""Return what the last match says; a number whole where it matches a part of one, as `\d+`
+    does with `7.5`."""
     import regex
 
     found = list(regex.finditer(pattern, said, timeout=_SEARCH_S))
-    return (found[-1].group(found[-1].re.groups) or "").strip() if found else None
+    if not found:
+        return None
+    matched = found[-1].group(found[-1].re.groups) or ""
+    if not matched.strip().isdecimal():
+        return matched.strip()
+    end = found[-1].start(found[-1].re.groups) + len(matched.rstrip())
+    whole = (number for number in _NUMBER.finditer(said) if number.end() >= end)
+    return next(whole).group()
 
 
 def _score(settings: JudgeQuestion, text: str) -> float | None:

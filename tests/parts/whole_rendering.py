@@ -203,7 +203,7 @@ def _has_calls(text: str) -> bool:
 def _raw(message: Message, empty: str | None, as_text: bool) -> dict[str, Any]:
     raw: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
-        raw["reasoning_content"] = message.reasoning
+        raw["reasoning_content"] = raw["thinking"] = message.reasoning
     if message.tool_calls:
         raw["content"] = message.content or empty
         raw["tool_calls"] = [

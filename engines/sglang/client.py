@@ -22,7 +22,7 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
-from engines.sglang import last_turn
+from engines.sglang import prefix_cache
 from engines.sglang.aborts import Aborts
 from engines.sglang.answers import (
     MOST_OF_TURN,
@@ -321,5 +321,5 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
     if sampling.stop_token_ids:
         parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.is_last:
-        last_turn.mark(parameters)
+        prefix_cache.mark_last_turn(parameters)
     return parameters

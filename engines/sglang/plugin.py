@@ -13,26 +13,26 @@ _registered = False
 
 
 def register() -> None:
-    """Let routed batches carry their seeds, ranks meet on loopback, shared memory bear its server's
-    name, what weights came in stay mapped, and folders be served in FP8; on CPU also batch
-    attention, sample by seed, spend less between two products, multiply by FP8, and let no request
-    feel what shares its batch."""
+    """Let routed batches carry their seeds, a prompt be read once for all its samples, ranks meet
+    on loopback, shared memory bear its server's name, what weights came in stay mapped, and folders
+    be served in FP8; on CPU also batch attention, sample by seed, spend less between two products,
+    multiply by FP8, and let no request feel what shares its batch."""
     global _registered
-    from engines.sglang import routed_batch
+    from engines.sglang import prefix_cache, routed_batch
     from engines.sglang.servers import server_hooks
 
     routed_batch.install()
+    prefix_cache.install_shared_prompts()
     server_hooks.install_rendezvous()
     server_hooks.install_shared_names()
     server_hooks.install_mapped_weights()
     server_hooks.install_fp8_folders()
     if not has_cuda():
-        from engines.sglang import last_turn
         from engines.sglang.cpu import cpu_attention, row_invariant, seeded_sampling
 
         cpu_attention.install()
         row_invariant.install_trunk()
-        last_turn.install()
+        prefix_cache.install_last_turns()
         row_invariant.install()
         seeded_sampling.install()
         cpu_attention.install_latent()

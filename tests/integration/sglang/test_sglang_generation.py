@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import replace
@@ -123,6 +124,45 @@ async def test_a_last_turn_leaves_its_prompt_in_the_cache_and_not_its_answer(
     }
     reply = call(sglang_pair.urls[0], "/generate", body, timeout=30)
     assert reply["meta_info"]["cached_tokens"] == cached
+
+
+async def test_a_prompt_is_read_once_for_all_its_samples(sglang_pair: SglangPair) -> None:
+    prompts = [[60 + number, *range(130, 169)] for number in range(3) for _ in range(8)]
+    turns = [(ids, Sampling(4 + n % 8, seed=n, is_last=True)) for n, ids in enumerate(prompts)]
+    async with GenerationClient(sglang_pair.urls[0]) as client:
+        together = await asyncio.gather(*(client.generate(ids, how) for ids, how in turns))
+        # The last token of a prompt is read by each sample.
+        assert client.counts.cached_tokens == 3 * 7 * 39
+        alone = [await client.generate(ids, how) for ids, how in turns]
+    assert [g.token_ids.tolist() for g in together] == [g.token_ids.tolist() for g in alone]
+    assert [list(g.logprobs) for g in together] == [list(g.logprobs) for g in alone]
+
+
+async def test_samples_do_not_wait_for_one_of_their_prompt_that_is_given_up(
+    sglang_pair: SglangPair,
+) -> None:
+    prompt = [*range(170, 210)]
+    async with GenerationClient(sglang_pair.urls[0], max_batch=1) as client:
+        first, *others = (
+            asyncio.create_task(client.generate(prompt, Sampling(60, seed=n))) for n in range(6)
+        )
+        await asyncio.sleep(0)
+        first.cancel()
+        finishes = {g.finish for g in await asyncio.gather(*others)}
+    assert finishes <= {"length", "stop"}
+
+
+def test_scores_of_one_prompt_are_those_of_each(sglang_pair: SglangPair) -> None:
+    """Where logprobs of the prompt are asked for, no cache can give them."""
+    prompt = [*range(211, 255)]
+    body = {
+        "input_ids": [prompt] * 5, "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True, "logprob_start_len": 0,
+    }  # fmt: skip
+    replies = json.loads(read_text(sglang_pair.urls[0], "/generate", body, timeout=60))
+    scores = [reply["meta_info"]["input_token_logprobs"] for reply in replies]
+    assert len(scores[0]) == len(prompt)
+    assert scores == [scores[0]] * 5
 
 
 async def test_later_turns_of_a_lane_find_all_before_them_in_its_servers_cache(

@@ -25,7 +25,7 @@ from engines.rollout.loop import fill
 from engines.rollout.producer import Producer
 from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.roller import Roller
-from engines.sglang import last_turn
+from engines.sglang import prefix_cache
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling, TokenIds
@@ -191,5 +191,5 @@ def _fields(sampling: Sampling) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
     }
     if sampling.is_last:
-        last_turn.mark(fields)
+        prefix_cache.mark_last_turn(fields)
     return fields

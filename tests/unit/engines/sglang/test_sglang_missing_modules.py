@@ -67,10 +67,11 @@ print("for torch it is there:", has_triton_package())
 def test_nothing_of_the_cpu_part_applies_where_cuda_is() -> None:
     code = """
 import sys, types
-from engines.sglang import plugin, routed_batch
+from engines.sglang import plugin, prefix_cache, routed_batch
 from engines.sglang.servers import host, server_hooks
 host.has_cuda = plugin.has_cuda = lambda: True
 routed_batch.install = lambda: print("install")
+prefix_cache.install_shared_prompts = lambda: print("install_shared_prompts")
 for name in [name for name in vars(server_hooks) if name.startswith("install_")]:
     setattr(server_hooks, name, lambda name=name: print(name))
 plugin.register()
@@ -78,7 +79,7 @@ host.prepare_environment()
 import os
 print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
 """
-    hooks = ("rendezvous", "shared_names", "mapped_weights", "fp8_folders")
+    hooks = ("shared_prompts", "rendezvous", "shared_names", "mapped_weights", "fp8_folders")
     parts = ["install", *(f"install_{name}" for name in hooks)]
     assert _run(code).split("\n") == [*parts, "True False False"]
 

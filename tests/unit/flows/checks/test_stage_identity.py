@@ -392,7 +392,7 @@ def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> N
         *(f"engines.weights.{name}" for name in ("broadcast.arrivals", "disk_delta.weight_copy")),
         "tasks.model_folder.gguf_tokenizer",
         *(f"engines.sglang.cpu.{name}" for name in ("cpu_attention", "missing_modules")),
-        *("engines.sglang.cpu.row_invariant", "engines.sglang.last_turn"),
+        *("engines.sglang.cpu.row_invariant", "engines.sglang.prefix_cache"),
         *(f"engines.sglang.{name}" for name in ("plugin", "routed_batch")),
         *(f"engines.sglang.servers.{name}" for name in ("router_main", "server_hooks")),
         "engines.sglang.servers.server_launcher",

@@ -66,7 +66,8 @@ def _gains_by_waiting(adder: Any, req: Any) -> bool:
     """
     unread = len(req.origin_input_ids) - req.prefix_len
     cache = adder.tree_cache
-    if cache.disable or cache.supports_mamba() or unread < adder.page_size + _WORTH_WAITING:
+    is_off = getattr(cache, "disable", True) or cache.supports_mamba()
+    if is_off or unread < adder.page_size + _WORTH_WAITING:
         return False
     other = _prompts(adder).get(_prompt(req))
     if other is None or getattr(req, _WAITED_FOR, other) != other:

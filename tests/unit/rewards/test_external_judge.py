@@ -21,6 +21,7 @@ from infra.errors import EngineError, InputError
 from infra.home import home
 from rewards.judges import chat_api
 from rewards.judges.external_judge import ExternalJudge, ExternalJudgeSettings
+from rewards.judges.judge_prompt import JudgeQuestion, read_verdict
 from rewards.rubric import Rubric, RubricJudgement, Term
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
@@ -224,6 +225,25 @@ async def test_each_vote_is_asked_and_kept_by_itself() -> None:
 async def test_what_stands_around_a_verdict_is_not_read(answer: str, options: Any) -> None:
     async with serving(answer) as api, judging(api.url, **options) as judge:
         assert (await judge(transcript())).reward == 0.75
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said", "score"),
+    [
+        (r"Score: (\d+)", "Score: 7.5", 0.75),
+        (r"Score: (\d)", "Score: 10.", 1.0),
+        (r"Score:(\s*\d+)", "Score: 7.5/10", 0.75),
+        (r"\d+", "between 3 and 4.5", 0.45),
+        (r"(\d+)", "4-5", 0.5),
+        *[(r"(\d+)", said, -1.0) for said in ("**-3**", "7,5", "1.2.3", "none")],
+        *[(pattern, "Score: 7", -1.0) for pattern in (r"Score: \d", r"Score: 7( of)?")],
+    ],
+)
+def test_a_number_is_read_whole_where_the_pattern_matches_a_part(
+    pattern: str, said: str, score: float
+) -> None:
+    question = JudgeQuestion(prompt="{answer}", pattern=pattern, scale=(0, 10), unreadable=-1)
+    assert read_verdict(question, said).score == score
 
 
 async def test_an_answer_may_be_text() -> None:

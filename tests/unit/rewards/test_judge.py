@@ -208,32 +208,6 @@ async def test_a_pattern_with_choices_reads_one_of_them() -> None:
         await score(options, Model("Verdict: excellent"))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "said", "expected"),
-    [
-        (r"Score: (\d+)", "Score: 7.5", 0.75),
-        (r"Score: (\d)", "Score: 10.", 1.0),
-        (r"Score:(\s*\d+)", "Score: 7.5/10", 0.75),
-        (r"Score: \d", "Score: 7", None),
-        (r"\d+", "between 3 and 4.5", 0.45),
-        (r"(\d+)", "**-3**", None),
-        (r"(\d+)", "4-5", 0.5),
-        (r"(\d+)", "7,5", None),
-        (r"(\d+)", "1.2.3", None),
-        (r"Score: (\d+)?", "Score: none", None),
-    ],
-)
-async def test_a_number_is_read_whole_where_the_pattern_matches_a_part(
-    pattern: str, said: str, expected: float | None
-) -> None:
-    options = {**ASK, "pattern": pattern, "scale": (0, 10)}
-    if expected is None:
-        with pytest.raises(ValueError, match="holds no score"):
-            await score(options, Model(said))
-    else:
-        assert (await score(options, Model(said))).score == pytest.approx(expected)
-
-
 async def test_choices_alone_count_by_the_probability_that_the_judge_gives_them() -> None:
     options = {"prompt": "{answer}?", "choices": {"Yes": 1, "No": 0}}
     verdict = await score(options, Model(logprobs=[math.log(0.6), math.log(0.2)]))

@@ -26,11 +26,11 @@ from tasks.stage import StageSpec
 
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
-    """problems drawn divided by problems still needed, in each round of generation. Those beyond
-    are rolled out only in place of groups that are dropped, where a buffer of your own chooses, or
-    with `partial_rollout_tokens`. Without that no effect where every group is kept: with the filter
-    `every`, or with an advantage that does not compare rewards within a group and no filter of
-    another name"""
+    """problems that may be drawn divided by problems still needed, in each round of generation.
+    Those beyond are drawn only in place of groups that are dropped, where a buffer of your own
+    chooses, or with `partial_rollout_tokens`. Without that no effect where every group is kept:
+    with the filter `every`, or with an advantage that does not compare rewards within a group and
+    no filter of another name"""
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)

@@ -63,6 +63,10 @@ class TakeLog:
         """Return what earlier attempts took in this step and later ones."""
         return [take for take in self._takes.values() if take.step >= step]
 
+    def forget(self, step: int) -> None:
+        """Follow earlier attempts no more, from this step on: its weights will be others."""
+        self._takes = {n: take for n, take in self._takes.items() if n < step}
+
     async def write(self, take: Take) -> None:
         """Durable when it returns; nothing is written if the log says so already."""
         mark(TAKES, f"step {take.step}", tickets=" ".join(map(str, take.tickets)))

@@ -64,11 +64,11 @@ async def test_where_teachers_judge_equal_rewards_are_kept_and_failures_are_not(
 async def test_waves_stop_when_enough_groups_have_signal_and_a_step_takes_the_oldest_tickets():
     made, buffer = producer(alternating(), [domain("d", float)], oversample=2.5)
     sampled = await fill(made)
-    assert numbers(sampled.groups) == list(range(7)), "of the ten that were drawn"
+    assert numbers(sampled.groups) == list(range(7)), "of ten at most"
     assert (sampled.waves, made.dropped_share) == (1, 3 / 7 / 2)
     assert numbers(buffer.take()) == [0, 2, 4, 6]
     await fill(made)
-    assert numbers(buffer.take())[0] == 10
+    assert numbers(buffer.take())[0] == 8, "the first after these that teaches"
 
 
 @pytest.mark.parametrize("usual", [0.0, 0.3, 0.5, 1.0])

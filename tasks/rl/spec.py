@@ -87,6 +87,11 @@ class RlSettings(PolicySettings):
         return {**needed, "heldout": most}
 
     @property
+    def group_sizes(self) -> Sequence[int]:
+        phases = self.phases or [None]
+        return [(phase and phase.group_size) or self.group_size for phase in phases]
+
+    @property
     def most_problems(self) -> int:
         """No stage draws more problems than this."""
         a_round = math.ceil(self.problems_per_step * self.oversample)

@@ -108,6 +108,8 @@ async def test_each_phase_draws_its_pools_from_the_first_problem_on(tmp_path: Pa
         ("b/rl/5", 3),
         ("b/rl/0", None),
     ]
+    assert spec(*PHASES).settings.group_sizes == [8, 3, 8], "the stage's, where a phase says none"
+    assert spec().settings.group_sizes == [8]
     source.write(tmp_path)
     moves = json.loads((tmp_path / PHASES_FILE).read_text())
     assert [(m["phase"], m["after_step"], m["ticket"]) for m in moves] == [(2, 4, 3), (3, 7, 7)]

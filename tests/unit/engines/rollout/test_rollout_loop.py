@@ -122,6 +122,20 @@ async def test_too_few_groups_skip_the_update_and_keep_the_version():
     assert metrics["groups_kept"] == 0.0
 
 
+async def test_groups_of_a_skipped_update_are_neither_kept_nor_used():
+    """One of eight groups can teach, less than a quarter of the eight wanted: its 4 tokens and
+    those of the other seven, 4 each, are used by nothing."""
+    parts = Parts(lambda p, s: str(s.seed % 2) if p == "<1>" else "0", wanted=8)
+    parts.producer.group_size = 2
+    results = await parts.run(6)
+    for result in results:
+        metrics = step_metrics(result)
+        assert metrics["update_skipped"] == 1.0
+        assert metrics["groups_kept"] == 0.0
+        assert metrics["unused_tokens"] == metrics["generated_tokens"] > 0
+    assert sum(len(result.groups) for result in results) > 0
+
+
 async def test_the_loop_ends_early_when_it_is_told_to():
     results = await Parts(informative()).run(50, stop_after=3)
     assert [r.step for r in results] == [1, 2, 3]

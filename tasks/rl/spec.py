@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -10,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
-from engines.rollout.tickets import OnStale
+from engines.rollout.tickets import OnStale, rounded_up
 from engines.types import Split
 from infra.errors import InputError
 from tasks.domain import Domain, HookSpec
@@ -94,7 +93,7 @@ class RlSettings(PolicySettings):
     @property
     def most_problems(self) -> int:
         """No stage draws more problems than this."""
-        a_round = math.ceil(self.problems_per_step * self.oversample)
+        a_round = rounded_up(self.problems_per_step, self.oversample)
         return self.steps * (1 + self.refill_rounds) * a_round
 
     @property

@@ -52,6 +52,7 @@ def test_the_shorter_half_of_the_prompts_is_dropped() -> None:
     assert [problem.id for problem in longest(problems, 0.5)] == ["1", "2", "3"]
     assert [problem.id for problem in longest(problems, 0.3)] == ["1", "3"]
     assert longest(problems, 1.0) == problems
+    assert len(longest(problems * 20, 0.55)) == 55, "0.55 x 100 is 55.00000000000001 to floats"
 
 
 def screened(folder: Path) -> Path:

@@ -91,6 +91,11 @@ async def test_a_step_takes_what_it_would_take_of_all_that_was_drawn(seed, usual
         assert rolled[-1] == step[-1], "the last one to start completes the step"
 
 
+def test_a_wave_is_not_larger_for_what_floats_make_of_its_factor():
+    assert Admission(100, oversample=1.1).in_turns(0, 0) == 110, "110.00000000000001 to floats"
+    assert Admission(3, oversample=1.5).in_turns(0, 0) == 5
+
+
 async def test_groups_keep_the_order_of_their_tickets_not_of_arrival():
     policy = Policy(lambda p, s: str(s.seed % 2), delay=lambda call: 60 - call)
     made, _ = producer(policy, [domain("d", float)], waves=1, group_size=6)

@@ -57,6 +57,8 @@ class PackedStream(MixedStream):
         self.cut = self.pieces = self.unlearned = 0
         """documents that were longer than a sequence; what they were cut into; and pieces on none
         of whose tokens the loss is taken, which are left out"""
+        self._left_out = [0] * len(sources)
+        """tokens of these, by source"""
         self.sequences = 0
         """that were taken"""
         self.tokens = [0] * len(sources)
@@ -80,6 +82,12 @@ class PackedStream(MixedStream):
         """Share of the taken sequences' places that hold tokens."""
         return sum(self.tokens) / max(self.sequences * self._length, 1)
 
+    def packed_share(self, source: int) -> float:
+        """Return the share of a source's tokens that are packed, so far; the others are of pieces
+        that are left out."""
+        packed, left_out = self._taken[source], self._left_out[source]
+        return packed / max(packed + left_out, 1)
+
     @property
     def position(self) -> dict[str, Any]:
         """Return where it stands, as plain JSON types."""
@@ -90,7 +98,7 @@ class PackedStream(MixedStream):
         """Stand where another stream of the same files, length and seed stood."""
         began = position["window"]
         self._number, self.cut, self.pieces = began["number"], began["cut"], began["pieces"]
-        self.unlearned = began["unlearned"]
+        self.unlearned, self._left_out = began["unlearned"], list(began["left_out"])
         self._left = [(source, TokenSequence(*piece)) for source, *piece in began["left"]]
         super().continue_from(began["texts"])
         self._pack()
@@ -101,7 +109,7 @@ class PackedStream(MixedStream):
         """Open the next window."""
         self._before = {
             "number": self._number, "cut": self.cut, "pieces": self.pieces,
-            "unlearned": self.unlearned,
+            "unlearned": self.unlearned, "left_out": list(self._left_out),
             "left": [[source, p.tokens, p.loss_mask, p.weight] for source, p in self._left],
             "texts": super().position,
         }  # fmt: skip
@@ -113,6 +121,7 @@ class PackedStream(MixedStream):
             # Nothing predicts a first token, so one that is marked there alone trains nothing.
             learned = [piece for piece in found if any(piece.loss_mask[1:])]
             size = sum(len(piece.tokens) for piece in learned)
+            self._left_out[source] += sum(len(piece.tokens) for piece in found) - size
             self.cut += len(found) > 1
             self.pieces += len(found) if len(found) > 1 else 0
             self.unlearned += len(found) - len(learned)

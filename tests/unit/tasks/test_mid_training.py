@@ -147,6 +147,9 @@ def test_pieces_without_a_token_to_learn_are_left_out_and_counted(
     taken = [packed.take_packed() for _ in range(200)]
     assert all(any(piece.loss_mask[1:]) for each in taken for piece in each)
     assert packed.unlearned == 6 * packed.cut > 0
+    last = len(whole.tokens) - 6 * 63
+    assert packed.packed_share(0) == pytest.approx(last / (last + 6 * 64))
+    assert packed.packed_share(1) == 1.0
     first, second = packed.tokens
     assert abs(first - second) < 2 * 64 * 16, "to within two windows"
     rest = PackedStream(sources, qwen, 0, tmp_path, 64)

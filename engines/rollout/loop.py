@@ -116,7 +116,7 @@ class Loop:
         groups = self.buffer.take(recorded.tickets if recorded else None)
         tickets = tuple(group.ticket for group in groups)
         if recorded is not None and tickets != recorded.tickets:
-            self.takes.forget(step)
+            await self.takes.forget(step)
             self.producer.go_another_way()
         await self.takes.write(Take(step, self.policy.version, tickets))
         if self.trained is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -62,6 +62,11 @@ class PolicySettings(Config):
     """steps"""
     keep_rollouts: Annotated[bool, RESULT_NEUTRAL] = False
     """whether the artifact keeps what each step was trained on, for `tributary replay`"""
+
+    @property
+    def group_sizes(self) -> Sequence[int]:
+        """Return how many rollouts a problem has: one number, or one for each part of the stage."""
+        return [self.group_size]
 
     @property
     def critic_trainer(self) -> TrainerSettings | None:

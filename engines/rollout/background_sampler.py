@@ -40,6 +40,14 @@ class _Rolling:
     """of the policy when it started"""
     task: asyncio.Task[None]
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether a resumed stage has to roll it: its group does not wait, and nobody gave
+        it up. The loop hears of an end a moment after it."""
+        if self.task.done():
+            return not self.task.cancelled() and self.task.exception() is not None
+        return not self.task.cancelling()
+
 
 @dataclass(slots=True)
 class BackgroundSampler:
@@ -116,7 +124,8 @@ class BackgroundSampler:
         """Write into a checkpoint's folder which tickets have to be rolled. -> what writes, in a
         thread, what the data source needs besides."""
         state = self.producer.source.state(self.first_open)
-        state["open"] = sorted([*self._open, *self._rolling])
+        rolling = [number for number, each in self._rolling.items() if each.is_open]
+        state["open"] = sorted({*self._open, *rolling})
         state["dropped_share"] = self.producer.dropped_share
         (folder / _FILE).write_text(json.dumps(state))
         return self.producer.source.take_unsaved()

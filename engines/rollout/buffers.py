@@ -62,12 +62,11 @@ class GroupBuffer:
         Raises AssertionError for a group that must not be trained on any more.
         """
         by_ticket = {group.ticket: group for group in self._waiting}
-        if recorded is not None and by_ticket.keys() >= set(recorded):
-            taken = [by_ticket[number] for number in recorded]
-            if not all(map(self.is_fresh, taken)):  # this attempt goes another way
-                self.drop_stale()
-                taken = self._next()
-        else:
+        taken = [by_ticket[number] for number in recorded or () if number in by_ticket]
+        if recorded is None:
+            taken = self._next()
+        elif len(taken) < len(recorded) or not all(map(self.is_fresh, taken)):
+            self.drop_stale()  # this attempt goes another way
             taken = self._next()
         for group in taken:
             if not self.is_fresh(group):

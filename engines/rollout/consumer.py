@@ -71,6 +71,11 @@ class StepResult:
     publish_bytes: int = 0
 
     @property
+    def trained_on(self) -> Sequence[Group]:
+        """Return its groups; none where the update was skipped."""
+        return self.groups if self.trained or self.critic else ()
+
+    @property
     def shown_groups(self) -> list[Group]:
         """By ticket: what was trained on, and what was sampled meanwhile and will not be. Of a
         group that still waits, the step that trains on it tells."""

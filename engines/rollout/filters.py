@@ -48,17 +48,19 @@ class CanTeach:
 
 
 class OutcomeBetween:
-    """The mean outcome of the group's rollouts is above one bound and below the other.
+    """The mean outcome of the group's rollouts is above one bound and below the other, and their
+    rewards differ if the advantage compares them: outcomes may all be 0.5.
 
     The outcome is the verifier's own verdict: groups whose rewards differ only in shaping go.
     """
 
-    def __init__(self, above: float = 0.0, below: float = 1.0) -> None:
+    def __init__(self, needs_spread: bool, above: float = 0.0, below: float = 1.0) -> None:
         if not 0 <= above < below <= 1:
             raise InputError(
                 f"above {above:g} and below {below:g}: 0 <= above < below <= 1 must hold"
             )
         self._above, self._below = above, below
+        self._can_teach = CanTeach(needs_spread)
 
     def keep(self, group: Group) -> bool | str:
         judged = [s for s in one_per_rollout(group.samples) if s.status in TRAINABLE]
@@ -67,7 +69,7 @@ class OutcomeBetween:
         mean = sum(s.rewards.get("outcome", 0.0) for s in judged) / len(judged)
         if mean <= self._above:
             return "too_hard"
-        return mean < self._below or "too_easy"
+        return self._can_teach.keep(group) if mean < self._below else "too_easy"
 
 
 class Every:

@@ -19,7 +19,7 @@ Only this file says when what happens: tickets, journal, buffer and take log kno
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from engines.rollout.background_sampler import BackgroundSampler
@@ -70,19 +70,20 @@ class Loop:
             await self._sample_beside(self.sampler, steps, after_step, before_update)
         else:
             await self._take_turns(
-                steps, lambda steps_left: fill(self.producer), after_step, before_update
+                steps, lambda _, recorded: fill(self.producer, recorded), after_step, before_update
             )
 
     async def _take_turns(
         self,
         steps: range,
-        fill: Callable[[int], Awaitable[Sampled]],
+        fill: Callable[[int, Collection[int]], Awaitable[Sampled]],
         after_step: AfterStep,
         before_update: BeforeUpdate,
     ) -> None:
         for step in steps:
+            recorded = self.takes.of(step)
             with span(TRAINER, "wait", step=step):
-                sampled = await fill(steps.stop - step)
+                sampled = await fill(steps.stop - step, recorded.tickets if recorded else ())
             await before_update()
             result = await self._update(step, sampled)
             self._drop_stale(result)
@@ -114,6 +115,9 @@ class Loop:
         recorded = self.takes.of(step)
         groups = self.buffer.take(recorded.tickets if recorded else None)
         tickets = tuple(group.ticket for group in groups)
+        if recorded is not None and tickets != recorded.tickets:
+            await self.takes.forget(step)
+            self.producer.go_another_way()
         await self.takes.write(Take(step, self.policy.version, tickets))
         if self.trained is not None:
             await self.trained.keep(step, groups)
@@ -126,13 +130,18 @@ class Loop:
         result.reused, result.buffer_fault = self.buffer.reused, self.buffer.fault
 
 
-async def fill(producer: Producer) -> Sampled:
-    """Roll waves until a step's groups wait, all of it durable. Raises EngineError."""
+async def fill(producer: Producer, recorded: Collection[int] = ()) -> Sampled:
+    """Roll waves until a step's groups wait, all of it durable. `recorded`: tickets that an earlier
+    attempt trained on in this step. Raises EngineError."""
     began = time.monotonic()
     recovered, recovered_tokens = producer.recovered, producer.recovered_tokens
     sampled = Sampled()
-    while count := producer.admission.in_turns(len(producer.buffer), sampled.waves):
-        rolled = await producer.roll_wave(producer.source.draw(count))
+    last = max(recorded, default=-1)
+    while count := (
+        producer.admission.in_turns(len(producer.buffer), sampled.waves)
+        or max(0, last + 1 - producer.source.next)
+    ):
+        rolled = await producer.roll_wave(count, recorded)
         for group, drop in rolled:
             producer.emit(group, drop, sampled)
             sampled.groups.append(group)

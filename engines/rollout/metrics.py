@@ -76,9 +76,11 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     """
     sampled, staleness = result.sampled, result.staleness
     generated = num_tokens(sampled.groups)
+    trained_on = result.trained_on
     unused = generated - num_tokens(sampled.kept) + num_tokens(result.dropped)
+    unused += 0 if trained_on else num_tokens(result.groups)
     values = {
-        "groups_kept": float(len(result.groups)),
+        "groups_kept": float(len(trained_on)),
         "groups_rolled": float(len(sampled.groups)),
         "groups_dropped": float(len(result.dropped)),
         "groups_stale": float(sampled.stale),

@@ -10,10 +10,10 @@ filter's to say (`engines.rollout.filters`).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 
 from engines.algorithms.spec import Keep
 from engines.rollout.buffers import GroupBuffer
@@ -94,6 +94,8 @@ class Producer:
         self._taken: frozenset[int] = frozenset()
         self._repeated = NO_VERSION
         """the version that repeating an earlier attempt's steps leads to"""
+        self._same: float = math.inf
+        """the last version whose weights are those of an earlier attempt"""
         self.recovered = 0
         """rollouts that an earlier attempt had finished"""
         self.dropped_share = 0.0
@@ -118,11 +120,22 @@ class Producer:
         if self._turns is not None:
             await self._turns.recover(first)
 
+    def go_another_way(self) -> None:
+        """Repeat an earlier attempt's steps no more: from the next version on the weights are
+        others than those that it had."""
+        self._taken, self._repeated = frozenset(), NO_VERSION
+        self._same = min(self._same, self._policy.version)
+
     async def roll(
-        self, ticket: Ticket, pace: Pace | None = None, temperature: float | None = None
+        self,
+        ticket: Ticket,
+        pace: Pace | None = None,
+        temperature: float | None = None,
+        born: int | None = None,
     ) -> Group:
         """Return a ticket's rollouts, judged, and durable soon; at the present temperature, if not
-        at another one. Raises EngineError."""
+        at another one. `born`: the version that no token is to be older than; None: as old as may
+        be trained on. Raises EngineError."""
         with span(TICKETS, f"ticket {ticket.number}", problem=ticket.problem.id):
             rollouts = await self._roller.roll_group(
                 ticket.domain,
@@ -131,9 +144,9 @@ class Producer:
                 temperature=self.temperature if temperature is None else temperature,
                 group_id=ticket.group_id,
                 seed_name=ticket.group_id,
-                known=self._known_of(ticket),
+                known=self._known_of(ticket, born),
                 on_finished=lambda rollout: self._keep(ticket, rollout),
-                turns=self._turns_of(ticket),
+                turns=self._turns_of(ticket, born),
                 keep=self._within,
                 pace=pace,
             )
@@ -150,42 +163,54 @@ class Producer:
         return await self._filter(group)
 
     async def roll_and_filter(
-        self, ticket: Ticket, pace: Pace | None = None, temperature: float | None = None
+        self,
+        ticket: Ticket,
+        pace: Pace | None = None,
+        temperature: float | None = None,
+        born: int | None = None,
     ) -> tuple[Group, Drop | None]:
-        """Return a ticket's group, and why it may not be trained on. Raises EngineError."""
-        group = await self.roll(ticket, pace, temperature)
+        """Return a ticket's group as `roll` does, and why it may not be trained on. Raises
+        EngineError."""
+        group = await self.roll(ticket, pace, temperature, born)
         return group, await self.drop_of(group)
 
-    async def roll_wave(self, tickets: Sequence[Ticket]) -> list[tuple[Group, Drop | None]]:
-        """Roll the tickets in their order until as many groups may teach as the step still needs:
-        as many as usual at once, then another one for each that is dropped. Which ones are rolled
-        follows from their groups, never from the clock. Raises EngineError."""
-        at_once = self._usually_needed(tickets)
-        spare = at_once - self._missing
-        left = iter(tickets)
+    async def roll_wave(
+        self, most: int, recorded: Collection[int] = ()
+    ) -> list[tuple[Group, Drop | None]]:
+        """Draw tickets, `most` of them at most, and roll them in their order until as many groups
+        may teach as the step still needs: as many as usual at once, then another one for each that
+        is dropped. Which ones are rolled follows from their groups, never from the clock, and none
+        is passed over: the next wave begins behind the last of them. `recorded`: what an earlier
+        attempt trained on in this step. Raises EngineError."""
+        at_once = self._usually_needed(most, recorded)
+        spare, left = at_once - self._missing, most - at_once
         rolled: list[tuple[Group, Drop | None]] = []
 
-        async def roll_on(ticket: Ticket | None) -> None:
-            nonlocal spare
-            while ticket is not None:
+        async def roll_on(ticket: Ticket) -> None:
+            nonlocal spare, left
+            while True:
                 group, drop = await self.roll_and_filter(ticket)
                 rolled.append((group, drop))
                 if drop is None:
                     return
                 spare -= 1
-                ticket = next(left, None) if spare < 0 else None
+                if spare >= 0 or not left:
+                    return
+                left -= 1
+                (ticket,) = self.source.draw(1)
 
-        await asyncio.gather(*map(roll_on, list(islice(left, at_once))))
+        await asyncio.gather(*map(roll_on, self.source.draw(at_once)))
         return sorted(rolled, key=lambda pair: pair[0].ticket)
 
-    def _usually_needed(self, tickets: Sequence[Ticket]) -> int:
+    def _usually_needed(self, most: int, recorded: Collection[int]) -> int:
         """Count the tickets of a wave that start at once: all where a rule chooses among the
         groups, and at least those that an earlier attempt trained on."""
         if not self.buffer.takes_oldest or self.dropped_share == 1:
-            return len(tickets)
-        taken = [place for place, t in enumerate(tickets, 1) if t.number in self._taken]
+            return most
+        first = self.source.next
+        taken = [number - first + 1 for number in recorded]
         usual = int(self._missing / (1 - self.dropped_share))
-        return min(len(tickets), max([usual, *taken]))
+        return min(most, max([usual, *taken]))
 
     @property
     def _missing(self) -> int:
@@ -206,38 +231,38 @@ class Producer:
         journals = [journal for journal in (self._journal, self._turns) if journal is not None]
         await asyncio.gather(*[journal.flush() for journal in journals])
 
-    def _known_of(self, ticket: Ticket) -> dict[str, Finished]:
+    def _known_of(self, ticket: Ticket, born: int | None) -> dict[str, Finished]:
         """Return a ticket's rollouts that an earlier attempt finished, and that can be used."""
         size = ticket.group_size or self.group_size
         ids = [f"{ticket.group_id}#{index}" for index in range(size)]
         found = {name: self._known[name] for name in ids if name in self._known}
-        if ticket.number in self._taken and len(found) < len(ids):
-            # A note was lost: from here on the weights are others than those of the attempt before.
-            self._taken, self._repeated = frozenset(), NO_VERSION
+        if ticket.number in self._taken and len(found) < len(ids):  # a note was lost
+            self.go_another_way()
         if ticket.number not in self._taken:
-            found = {name: f for name, f in found.items() if self._is_usable(f)}
+            found = {name: f for name, f in found.items() if self._is_usable(f, born)}
         self.recovered += len(found)
         return found
 
-    def _is_usable(self, rollout: Finished) -> bool:
+    def _is_usable(self, rollout: Finished, born: int | None) -> bool:
         """Not one of weights that are too old by now, or of other weights than will have their
         version. One that failed is tried again: why it failed may be over by now."""
-        oldest, newest = self._usable_versions
+        oldest, newest = self._usable_versions(born)
         return not rollout.has_failed and rollout.is_of(oldest, newest)
 
-    @property
-    def _usable_versions(self) -> tuple[int, int]:
+    def _usable_versions(self, born: int | None) -> tuple[int, int]:
         now, staleness = self._policy.version, self.admission.max_staleness
-        return now - staleness, max(now, self._repeated) if staleness else now
+        newest = max(now, self._repeated) if staleness else now
+        oldest = now - staleness if born is None else born
+        return oldest, int(min(newest, self._same))
 
-    def _turns_of(self, ticket: Ticket) -> TicketTurns | None:
+    def _turns_of(self, ticket: Ticket, born: int | None) -> TicketTurns | None:
         """Return those that an earlier attempt had from the engine, and where new ones are
         noted."""
         if self._turns is None:
             return None
 
         def is_usable(versions: WeightVersions) -> bool:
-            oldest, newest = self._usable_versions
+            oldest, newest = self._usable_versions(born)
             return all(oldest <= version <= newest for version in versions.sampled)
 
         return self._turns.of(ticket.number, is_usable)

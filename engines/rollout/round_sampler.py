@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -78,18 +78,21 @@ class RoundSampler:
     async def __aexit__(self, *_: object) -> None:
         await end_tasks([rolling.task for rolling in self._rolling.values()], CANCEL_S)
 
-    async def fill(self, steps_left: int) -> Sampled:
+    async def fill(self, steps_left: int, recorded: Collection[int] = ()) -> Sampled:
         """Roll until a step's groups wait, all of it durable, and what is due among them.
-        `steps_left`: with this one. Raises EngineError."""
+        `steps_left`: with this one; `recorded`: tickets that an earlier attempt trained on in this
+        step. Raises EngineError."""
         began = time.monotonic()
         recovered, tokens = self.producer.recovered, self.producer.recovered_tokens
-        sampled, drawn = Sampled(), 0
-        while self._is_short():
+        sampled, drawn, last = Sampled(), 0, max(recorded, default=-1)
+        while (is_short := self._is_short()) or self._lacks(recorded):
             count = self.producer.admission.in_rounds(
                 waiting=len(self.buffer), rolling=len(self._rolling),
                 unfinished=sum(map(self._unfinished, self._rolling.values())), drawn=drawn,
                 steps_left=steps_left,
-            )  # fmt: skip
+            ) if is_short else 0  # fmt: skip
+            if not (count or (is_short and self._rolling)):
+                count = max(0, last + 1 - self.producer.source.next)
             for rolling in self._rolling.values():
                 rolling.pace.begin_round(rolling.pace.round + 1)
             for ticket in self.producer.source.draw(count):
@@ -137,6 +140,10 @@ class RoundSampler:
         self.producer.source.restore(state)
         self._restored = state["rolling"]
 
+    def _lacks(self, recorded: Collection[int]) -> bool:
+        """Return whether one of these tickets is still to be rolled."""
+        return any(n in self._rolling or n >= self.producer.source.next for n in recorded)
+
     def _is_short(self) -> bool:
         """Return whether too few groups wait, or one that is due does not."""
         if len(self.buffer) < self.producer.admission.groups_per_step:
@@ -153,7 +160,7 @@ class RoundSampler:
         return rolling.pace.unfinished.rollouts / size
 
     def _start(self, ticket: Ticket, version: int, temperature: float, pace: Pace) -> None:
-        rolled = self.producer.roll_and_filter(ticket, pace, temperature)
+        rolled = self.producer.roll_and_filter(ticket, pace, temperature, version)
         task = asyncio.create_task(rolled, name=f"ticket {ticket.number}")
         self._rolling[ticket.number] = _Rolling(ticket, version, temperature, pace, task)
 

@@ -137,21 +137,32 @@ class ByDifficulty:
         fresh: float = 0.5,
         floor: float = 0.05,
         half_life: float = 512.0,
-        problems: int | None = None,
+        problems: int | Mapping[str, int] | None = None,
     ) -> None:
         """`fresh` is the share of tickets that go on in the domains' order. After `half_life`
         results a result counts half, so that what was too hard or too easy is tried again.
-        `problems`: how many different ones a domain has, after which the first comes again."""
+        `problems`: how many different ones each domain has, after which its first comes again; by
+        domain where they have not as many."""
         if not (0 < fresh <= 1 and 0 <= floor <= 1 and half_life > 0):
             raise InputError(
                 f"fresh {fresh}, floor {floor}, half_life {half_life}: `fresh` is above 0 and at"
                 " most 1, `floor` is from 0 to 1, `half_life` is above 0"
             )
-        if problems is not None and (problems < 1 or problems % 1):
-            raise InputError(f"problems {problems}: give a whole number from 1 on, or leave it out")
+        counts = dict(problems) if isinstance(problems, Mapping) else {}
+        if isinstance(problems, int | float):
+            counts = dict.fromkeys(domains, problems)
+        if unknown := [name for name in counts if name not in domains]:
+            raise InputError(
+                f"problems: the stage has no domain {unknown[0]}; it has {', '.join(domains)}"
+            )
+        if any(type(count) is not int or count < 1 for count in counts.values()):
+            raise InputError(
+                f"problems {problems}: give a whole number from 1 on, or one by domain, or leave it"
+                " out"
+            )
         self._domains, self._seed = domains, seed
         self._fresh, self._floor, self._half_life = fresh, floor, half_life
-        self._problems = problems
+        self._problems = counts
         self._known: dict[tuple[str, int], _Evidence] = {}
         self._told = 0
         self._weights: dict[tuple[str, int], float] | None = None
@@ -167,7 +178,8 @@ class ByDifficulty:
     def told(self, result: TicketResult) -> None:
         if result.outcome is None:
             return
-        position = result.position % self._problems if self._problems else result.position
+        count = self._problems.get(result.domain)
+        position = result.position % count if count else result.position
         self._told += 1
         self._weights = None
         known = self._known.setdefault((result.domain, position), _Evidence())

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -109,8 +110,13 @@ class Admission:
         return max((count - later for count, later in places), default=0)
 
     def _wave(self, waiting: int) -> int:
-        missing = max(0, self.groups_per_step - waiting)
-        return math.ceil(missing * self.oversample)
+        return rounded_up(max(0, self.groups_per_step - waiting), self.oversample)
+
+
+def rounded_up(count: int, factor: float) -> int:
+    """Return the product, rounded up. A factor is what a person writes: 100 x 1.1 is 110, of
+    which floats make 110.00000000000001."""
+    return math.ceil(count * Fraction(str(factor)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,7 +334,7 @@ def _vocabulary(recipe: Recipe) -> Iterator[str]:
 def _mini_batches(where: str, spec: StageSpec) -> Iterator[str]:
     if spec.policy is None:
         return
-    samples = spec.policy.problems_per_step * spec.policy.group_size
+    samples = spec.policy.problems_per_step * min(spec.policy.group_sizes)
     mini_batches = spec.policy.algorithm.mini_batches
     if mini_batches > samples:
         yield (

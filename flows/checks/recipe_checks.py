@@ -368,11 +368,18 @@ def _said(packed: PackedStream, spec: MidTrainingSpec) -> str:
     passes = [
         f"data.{number} about {whole * source.weight / weights / tokens:.2g} times"
         for number, (source, stream) in enumerate(zip(settings.data, packed.streams, strict=True))
-        if (tokens := stream.counts.tokens / max(stream.counts.read, 1) * stream.num_rows)
+        if (
+            tokens := packed.packed_share(number)
+            * stream.counts.tokens
+            / max(stream.counts.read, 1)
+            * stream.num_rows
+        )
     ]
+    unlearned = packed.unlearned
+    left_out = f", {unlearned} of them left out, as they teach nothing" if unlearned else ""
     return (
         f"its first {count} sequences of {settings.sequence_length} tokens are"
         f" {packed.efficiency:.1%} full; of {read} rows {packed.cut} are longer and cut into"
-        f" {packed.pieces} pieces, {bad} are bad and left out; {settings.steps} steps take"
-        f" {whole:,.0f} tokens: {', '.join(passes)}"
+        f" {packed.pieces} pieces{left_out}, {bad} are bad and left out; {settings.steps} steps"
+        f" take {whole:,.0f} tokens: {', '.join(passes)}"
     )

@@ -94,7 +94,8 @@ def judge_cautions(stage: PlannedStage) -> Iterator[str]:
     if policy is None:
         return
     for domain in domains:
-        trained = policy.steps * policy.problems_per_step * policy.group_size // len(domains)
+        a_step = policy.problems_per_step * max(policy.group_sizes)
+        trained = policy.steps * a_step // len(domains)
         for reward in rewards_of(domain):
             if reward.name != EXTERNAL_JUDGE or reward.judges_some_only:
                 continue

@@ -157,7 +157,7 @@ def _rollouts(stage: PlannedStage, base: BaseModel) -> Iterator[int]:
     if policy is None:
         return
     longest = policy.fleet.context_length or base.max_positions
-    trained = stage.steps * policy.problems_per_step * policy.group_size * longest
+    trained = stage.steps * policy.problems_per_step * max(policy.group_sizes) * longest
     held_out = MOST_SHOWN_TOKENS if policy.evaluate is not None else 0
     # Of many steps a sample, of the last ones all; nothing is shown that was not sampled.
     yield _SHOWN_BYTES * (min(trained, MOST_SHOWN_TOKENS + MOST_LAST_TOKENS) + held_out)

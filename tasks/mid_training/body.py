@@ -103,5 +103,6 @@ class PackedSupply(FileSupply):
             EFFICIENCY: packed.efficiency,
             "documents_cut": float(packed.cut),
             "pieces": float(packed.pieces),
+            "pieces_unlearned": float(packed.unlearned),
             **{f"tokens_of_data_{number}": float(count) for number, count in by_source},
         }

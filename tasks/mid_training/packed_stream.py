@@ -54,8 +54,11 @@ class PackedStream(MixedStream):
         """sequences of the window that were taken"""
         self._left: list[_Piece] = []
         self._number = 0
-        self.cut = self.pieces = 0
-        """documents that were longer than a sequence, and what they were cut into"""
+        self.cut = self.pieces = self.unlearned = 0
+        """documents that were longer than a sequence; what they were cut into; and pieces on none
+        of whose tokens the loss is taken, which are left out"""
+        self._left_out = [0] * len(sources)
+        """tokens of these, by source"""
         self.sequences = 0
         """that were taken"""
         self.tokens = [0] * len(sources)
@@ -79,6 +82,12 @@ class PackedStream(MixedStream):
         """Share of the taken sequences' places that hold tokens."""
         return sum(self.tokens) / max(self.sequences * self._length, 1)
 
+    def packed_share(self, source: int) -> float:
+        """Return the share of a source's tokens that are packed, so far; the others are of pieces
+        that are left out."""
+        packed, left_out = self._taken[source], self._left_out[source]
+        return packed / max(packed + left_out, 1)
+
     @property
     def position(self) -> dict[str, Any]:
         """Return where it stands, as plain JSON types."""
@@ -89,6 +98,7 @@ class PackedStream(MixedStream):
         """Stand where another stream of the same files, length and seed stood."""
         began = position["window"]
         self._number, self.cut, self.pieces = began["number"], began["cut"], began["pieces"]
+        self.unlearned, self._left_out = began["unlearned"], list(began["left_out"])
         self._left = [(source, TokenSequence(*piece)) for source, *piece in began["left"]]
         super().continue_from(began["texts"])
         self._pack()
@@ -99,6 +109,7 @@ class PackedStream(MixedStream):
         """Open the next window."""
         self._before = {
             "number": self._number, "cut": self.cut, "pieces": self.pieces,
+            "unlearned": self.unlearned, "left_out": list(self._left_out),
             "left": [[source, p.tokens, p.loss_mask, p.weight] for source, p in self._left],
             "texts": super().position,
         }  # fmt: skip
@@ -106,11 +117,17 @@ class PackedStream(MixedStream):
         room = self._at_window - sum(len(piece.tokens) for _, piece in pieces)
         while room > 0:
             source, document = self.take_by_tokens()
-            found = [(source, piece) for piece in cut(document, self._length)]
+            found = list(cut(document, self._length))
+            # Nothing predicts a first token, so one that is marked there alone trains nothing.
+            learned = [piece for piece in found if any(piece.loss_mask[1:])]
+            size = sum(len(piece.tokens) for piece in learned)
+            self._left_out[source] += sum(len(piece.tokens) for piece in found) - size
             self.cut += len(found) > 1
             self.pieces += len(found) if len(found) > 1 else 0
-            pieces += found
-            room -= len(document.tokens)
+            self.unlearned += len(found) - len(learned)
+            self._taken[source] += size - len(document.tokens)
+            pieces += [(source, piece) for piece in learned]
+            room -= size
         lengths = [len(piece.tokens) for _, piece in pieces]
         bins = best_fit(lengths, self._length)
         bins.sort(key=lambda places: sum(lengths[at] for at in places))

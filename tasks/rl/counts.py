@@ -35,7 +35,7 @@ class RlCounts:
     def observe(self, result: StepResult) -> None:
         """Take one step in."""
         sampled = result.sampled
-        trained = len(result.groups) if result.trained or result.critic else 0
+        trained = len(result.trained_on)
         self._rollouts.update(str(s.status) for s in first_samples(sampled.groups))
         self._groups.update(
             {

@@ -14,13 +14,12 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 from engines.draws import draw_problems
 from engines.rollout.drivers.driver import LiveDomain
-from engines.rollout.tickets import Ticket, TicketSource
+from engines.rollout.tickets import Ticket, TicketSource, rounded_up
 from engines.types import Curriculum, Problem
 from infra.errors import InputError
 from tasks.admitted import restricted
@@ -190,4 +189,4 @@ def longest(problems: Sequence[Problem], share: float) -> list[Problem]:
     """
     sizes = [sum(len(message.content) for message in problem.messages) for problem in problems]
     ranked = sorted(range(len(problems)), key=lambda place: -sizes[place])
-    return [problems[place] for place in sorted(ranked[: ceil(share * len(problems))])]
+    return [problems[place] for place in sorted(ranked[: rounded_up(len(problems), share)])]

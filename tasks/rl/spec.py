@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -10,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.spec import CriticSettings, Optimizer, Role, TrainerSettings
-from engines.rollout.tickets import OnStale
+from engines.rollout.tickets import OnStale, rounded_up
 from engines.types import Split
 from infra.errors import InputError
 from tasks.domain import Domain, HookSpec
@@ -26,11 +25,11 @@ from tasks.stage import StageSpec
 
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
-    """problems drawn divided by problems still needed, in each round of generation. Those beyond
-    are rolled out only in place of groups that are dropped, where a buffer of your own chooses, or
-    with `partial_rollout_tokens`. Without that no effect where every group is kept: with the filter
-    `every`, or with an advantage that does not compare rewards within a group and no filter of
-    another name"""
+    """problems that may be drawn divided by problems still needed, in each round of generation.
+    Those beyond are drawn only in place of groups that are dropped, where a buffer of your own
+    chooses, or with `partial_rollout_tokens`. Without that no effect where every group is kept:
+    with the filter `every`, or with an advantage that does not compare rewards within a group and
+    no filter of another name"""
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
@@ -87,9 +86,14 @@ class RlSettings(PolicySettings):
         return {**needed, "heldout": most}
 
     @property
+    def group_sizes(self) -> Sequence[int]:
+        phases = self.phases or [None]
+        return [(phase and phase.group_size) or self.group_size for phase in phases]
+
+    @property
     def most_problems(self) -> int:
         """No stage draws more problems than this."""
-        a_round = math.ceil(self.problems_per_step * self.oversample)
+        a_round = rounded_up(self.problems_per_step, self.oversample)
         return self.steps * (1 + self.refill_rounds) * a_round
 
     @property

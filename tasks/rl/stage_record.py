@@ -101,6 +101,8 @@ class RlRecord:
         }  # fmt: skip
         self._unsaved: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
+        self._is_cut_short = False
+        """whether the newest scores are of a part of their problems"""
         self.series = Series([*_CURVES, *curves])
         self.counts = RlCounts()
         self.updates = Updates()
@@ -176,6 +178,7 @@ class RlRecord:
     def evaluated(self, evaluated: Evaluated, held_seconds: float) -> None:
         """Take scores on held-out problems in and report them; the publish waited so long."""
         points = score_points(evaluated)
+        self._is_cut_short = bool(evaluated.failure)
         shown: list[Sample] = []
         for domain, groups in evaluated.groups.items():
             self._held_out[domain] = thinned([*self._held_out[domain], points[domain]])
@@ -193,10 +196,11 @@ class RlRecord:
     @property
     def held_out_score(self) -> tuple[int, float] | None:
         """The step of the newest scores on held-out problems, and their mean over domains; None
-        before the first, and where a domain has no verdict."""
+        before the first, where a domain has no verdict, and for scores of a part of the problems,
+        of which the short ones are finished first."""
         newest = [points[-1] for points in self._held_out.values() if points]
         outcomes = [point.outcome for point in newest if point.outcome is not None]
-        if not newest or len(outcomes) < len(newest):
+        if not newest or len(outcomes) < len(newest) or self._is_cut_short:
             return None
         return newest[0].step, mean(outcomes)
 
@@ -319,6 +323,7 @@ class RlRecord:
             "counts": self.counts.state(),
             "updates": self.updates.state(),
             "verdicts": self.verdicts.state(),
+            "is_cut_short": self._is_cut_short,
             "held_out": {
                 domain: [point.model_dump() for point in points]
                 for domain, points in self._held_out.items()
@@ -355,6 +360,7 @@ class RlRecord:
         self.counts.restore(state["counts"])
         self.updates.restore(state["updates"])
         self.verdicts.restore(state["verdicts"])
+        self._is_cut_short = state["is_cut_short"]
         for domain, points in state["held_out"].items():
             self._held_out[domain] = [ScorePoint.model_validate(point) for point in points]
         for step, values in state["metrics"].items():

@@ -94,7 +94,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "tasks/rl/stage_record.py:RlRecord": {
         **_all("_alarms", "lost"),
         **_all("step version _shown _totals _sums _shown_evaluations", "state.json"),
-        **_all("_unsaved _held_out series counts updates verdicts", "state.json"),
+        **_all("_unsaved _held_out _is_cut_short series counts updates verdicts", "state.json"),
         **_all("_notes _watch _gallery _last_steps _reporter temperatures", "handle"),
         **_all("_steps", "spec"),
         **_all("solved", "empty"),
@@ -247,12 +247,12 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     },
     "engines/rollout/sources.py:_Evidence": _all("right groups told", "notes"),
     "engines/rollout/filters.py:CanTeach": {"_needs_spread": "spec"},
-    "engines/rollout/filters.py:OutcomeBetween": _all("_above _below", "spec"),
+    "engines/rollout/filters.py:OutcomeBetween": _all("_above _below _can_teach", "spec"),
     "engines/rollout/filters.py:ProcessFilter": {"process": "handle"},
     "engines/rollout/producer.py:Producer": {
         **_all("source _roller buffer _policy _journal _turns _filter", "handle"),
         **_all("admission group_size _within", "spec"),
-        **_all("_known _taken _repeated", "notes"),
+        **_all("_known _taken _repeated _same", "notes"),
         "recovered": "empty",
         "temperature": "temperature.json",
         "dropped_share": "tickets.json",

@@ -156,3 +156,32 @@ class Parts:
 def informative():
     calls = iter(range(10**6))
     return lambda *_: str(next(calls) % 2)
+
+
+async def until_killed(parts, save, last, folder):
+    """Its results up to the step `last`, in the middle of a stage of 8, and the policy's version
+    at the checkpoint of the step `save`."""
+    results, versions = [], []
+
+    async def after_step(result):
+        results.append(result)
+        if result.step == save:
+            parts.buffer.save(folder)
+            parts.sampler.save(folder)()
+            versions.append(parts.trainer.version)
+        return result.step == last
+
+    if isinstance(parts.sampler, BackgroundSampler):
+        parts.sampler.steps = 8
+    await parts.loop.run(first=1, last=8, after_step=after_step)
+    await parts.producer.flush()
+    return results, versions[0]
+
+
+async def resumed(parts, save, last, folder):
+    """Its results from the checkpoint of the step `save` to the step `last`."""
+    parts.buffer.restore(folder)
+    parts.sampler.restore(folder)
+    await parts.takes.recover(save + 1)
+    await parts.producer.recover(parts.sampler.first_open, parts.takes.from_step(save + 1))
+    return await parts.run(last, first=save + 1)

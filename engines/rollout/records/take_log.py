@@ -52,8 +52,7 @@ class TakeLog:
     async def recover(self, first: int) -> None:
         """Take up what earlier attempts took in steps from `first` on; the newest one counts."""
         pieces = await asyncio.to_thread(self._notes.notes, "takes", first)
-        takes = [take for take in map(_read, pieces) if take is not None]
-        self._takes = {take.step: take for take in takes}
+        self._takes = _by_step(pieces)
 
     def of(self, step: int) -> Take | None:
         """Return what an earlier attempt took."""
@@ -62,6 +61,14 @@ class TakeLog:
     def from_step(self, step: int) -> list[Take]:
         """Return what earlier attempts took in this step and later ones."""
         return [take for take in self._takes.values() if take.step >= step]
+
+    async def forget(self, step: int) -> None:
+        """Follow earlier attempts no more, from this step on: its weights will be others. A later
+        attempt does not follow them either."""
+        for number in [n for n in self._takes if n >= step]:
+            del self._takes[number]
+            data = orjson.dumps([number, _FORGOTTEN, []])
+            await asyncio.to_thread(self._notes.note, "takes", number, data)
 
     async def write(self, take: Take) -> None:
         """Durable when it returns; nothing is written if the log says so already."""
@@ -75,7 +82,7 @@ class TakeLog:
     async def export(self, folder: Path) -> list[Take]:
         """Write what all attempts took as `takes.jsonl`, a line for each step. -> the same"""
         pieces = await asyncio.to_thread(self._notes.notes, "takes", 1)
-        by_step = {take.step: take for take in map(_read, pieces) if take is not None}
+        by_step = _by_step(pieces)
         takes = [by_step[step] for step in sorted(by_step)]
         lines = [orjson.dumps(asdict(take)) for take in takes]
         (folder / TAKES_FILE).write_bytes(b"".join(line + b"\n" for line in lines))
@@ -89,6 +96,16 @@ def read_takes(file: Path) -> list[Take]:
         return [Take(each["step"], each["version"], tuple(each["tickets"])) for each in found]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{file} cannot be read as a log of takes: {error}") from None
+
+
+_FORGOTTEN = -1
+"""the version in place of a take that no attempt is to follow"""
+
+
+def _by_step(pieces: Sequence[bytes]) -> dict[int, Take]:
+    """Return the newest take of each step, without those that were forgotten."""
+    takes = {take.step: take for take in map(_read, pieces) if take is not None}
+    return {step: take for step, take in takes.items() if take.version != _FORGOTTEN}
 
 
 def _read(piece: bytes) -> Take | None:

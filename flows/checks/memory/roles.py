@@ -285,7 +285,7 @@ def _likeliest_tokens(stage: PlannedStage, size: ModelSize) -> tuple[int, int]:
     if policy is None or not wanted:
         return 0, 0
     longest = max(domain.max_new_tokens for domain in stage.spec.sampled_domains)
-    places = policy.problems_per_step * policy.group_size * longest
+    places = policy.problems_per_step * max(policy.group_sizes) * longest
     return size.vocab if wanted == "all" else min(wanted, size.vocab), places
 
 

@@ -129,6 +129,35 @@ def test_a_stream_that_continues_gives_what_an_undisturbed_one_gives(
         assert (rest.cut, rest.pieces) == (whole.cut, whole.pieces)
 
 
+def test_pieces_without_a_token_to_learn_are_left_out_and_counted(
+    qwen: Renderer, tmp_path: Path
+) -> None:
+    """A question of 400 characters and an answer of 5: of the seven pieces the last alone has a
+    token that the loss is taken on, so that six sequences of seven would teach nothing. A source of
+    documents has its share of what is packed."""
+    asked = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y" * 5}]
+    talks = write(tmp_path / "talks.jsonl", [{"messages": asked}] * 9)
+    talk = TextFiles(files=talks, text=None, roles=["assistant"])
+    (whole,) = talk.renderer(qwen).render_all([talk.conversations({"messages": asked})[0]])
+    assert isinstance(whole, TokenSequence)
+    learned = [any(piece.loss_mask[1:]) for piece in cut(whole, 64)]
+    assert learned == [False] * 6 + [True]
+    sources = [talk, TextFiles(files=documents(tmp_path / "texts.jsonl", [20] * 9))]
+    packed = PackedStream(sources, qwen, 0, tmp_path, 64)
+    taken = [packed.take_packed() for _ in range(200)]
+    assert all(any(piece.loss_mask[1:]) for each in taken for piece in each)
+    assert packed.unlearned == 6 * packed.cut > 0
+    last = len(whole.tokens) - 6 * 63
+    assert packed.packed_share(0) == pytest.approx(last / (last + 6 * 64))
+    assert packed.packed_share(1) == 1.0
+    first, second = packed.tokens
+    assert abs(first - second) < 2 * 64 * 16, "to within two windows"
+    rest = PackedStream(sources, qwen, 0, tmp_path, 64)
+    rest.continue_from(json.loads(json.dumps(packed.position)))
+    assert rest.take_packed() == packed.take_packed()
+    assert rest.unlearned == packed.unlearned
+
+
 TALK = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "add 1 2"},

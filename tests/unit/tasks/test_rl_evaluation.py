@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -224,6 +225,23 @@ def test_the_best_of_n_by_a_reward_model_by_hand():
     assert (one.outcome, two.outcome) == (pytest.approx(1.1 / 3), pytest.approx(0.9))
     alone = score_points(evaluated(0, [rollout_of(Status.COMPLETED, {"outcome": 1.0})] * 2))["d"]
     assert (alone.outcome, alone.proxy, alone.best_of_n) == (1.0, None, [])
+
+
+def test_scores_of_a_part_of_the_problems_say_nothing_of_a_plateau(tmp_path):
+    """Two of three problems, which are the short ones; also in the attempt that goes on."""
+    record = record_of(ListReporter())
+    assert record.held_out_score is None
+    whole = evaluated(1, *[[judged_rollout(0.5, outcome)] for outcome in (1.0, 0.0, 0.5)])
+    record.evaluated(whole, 0.0)
+    assert record.held_out_score == (1, 0.5)
+    record.evaluated(replace(whole, step=2, failure="1 problems were not finished in 1.0 s"), 0.0)
+    assert record.held_out_score is None
+    record.save(tmp_path)()
+    other = record_of(ListReporter())
+    other.restore(tmp_path)
+    assert (other.held_out_score, other.last_evaluated) == (None, 2)
+    other.evaluated(replace(whole, step=3), 0.0)
+    assert other.held_out_score == (3, 0.5)
 
 
 def test_the_distance_from_the_start_is_that_of_answers_and_of_the_policy_that_was_scored():

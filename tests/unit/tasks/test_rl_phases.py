@@ -52,6 +52,7 @@ def test_the_shorter_half_of_the_prompts_is_dropped() -> None:
     assert [problem.id for problem in longest(problems, 0.5)] == ["1", "2", "3"]
     assert [problem.id for problem in longest(problems, 0.3)] == ["1", "3"]
     assert longest(problems, 1.0) == problems
+    assert len(longest(problems * 20, 0.55)) == 55, "0.55 x 100 is 55.00000000000001 to floats"
 
 
 def screened(folder: Path) -> Path:
@@ -108,6 +109,8 @@ async def test_each_phase_draws_its_pools_from_the_first_problem_on(tmp_path: Pa
         ("b/rl/5", 3),
         ("b/rl/0", None),
     ]
+    assert spec(*PHASES).settings.group_sizes == [8, 3, 8], "the stage's, where a phase says none"
+    assert spec().settings.group_sizes == [8]
     source.write(tmp_path)
     moves = json.loads((tmp_path / PHASES_FILE).read_text())
     assert [(m["phase"], m["after_step"], m["ticket"]) for m in moves] == [(2, 4, 3), (3, 7, 7)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -12,7 +13,9 @@ from engines.rollout.drivers.session_host import sampling_seed
 from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journals import RolloutJournal
 from engines.rollout.records.packing import unpack_samples
+from engines.rollout.tickets import Admission
 from infra.errors import EngineError, InputError
+from infra.processes.coroutines import end_tasks
 from tests.parts.loop_parts import Notes, Parts, by_seed
 from tests.parts.rollout_parts import domain
 
@@ -223,6 +226,31 @@ async def test_open_tickets_of_a_checkpoint_are_rolled_first(tmp_path):
     assert other.sampler.first_open == 1
     results = await other.run(5, first=3)
     assert results[0].groups[0].ticket == 1
+
+
+async def test_a_checkpoint_has_each_ticket_that_is_to_be_rolled_once(tmp_path):
+    """Tasks that are over, of which the loop has not heard yet: 0 waits in the buffer, 1 raised and
+    is to be rolled. 2 is under way. 3 was given up and is ending: it is open where it is requeued,
+    and else another one replaces it."""
+
+    async def raises():
+        raise EngineError("lost")
+
+    for on_stale, opened in (("drop", [1, 2]), ("requeue", [1, 2, 3])):
+        sampler = (parts := Parts(by_seed, max_staleness=1, on_stale=on_stale)).sampler
+        works = [asyncio.sleep(0), raises(), asyncio.sleep(60), asyncio.sleep(60)]
+        for ticket, work in zip(parts.producer.source.draw(4), works, strict=True):
+            task = asyncio.create_task(work)
+            born = 0 if ticket.number == 3 else 2
+            sampler._rolling[ticket.number] = _Rolling(ticket, born, task)
+        await asyncio.sleep(0.01)
+        parts.policy.version = 2
+        parts.producer.admission = Admission(0)
+        sampler.step_done()
+        sampler._open = [3] if on_stale == "requeue" else []
+        sampler.save(tmp_path)
+        assert json.loads((tmp_path / "tickets.json").read_text())["open"] == opened
+        await end_tasks([each.task for each in sampler._rolling.values()], 1.0)
 
 
 @pytest.mark.parametrize("on_stale", ["drop", "requeue"])

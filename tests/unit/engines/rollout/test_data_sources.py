@@ -215,6 +215,19 @@ def test_weights_by_difficulty_by_hand():
     assert source.weights["a", 3] == pytest.approx(4 * rate * (1 - rate) + 0.05)
 
 
+def test_domains_of_unlike_size_begin_again_where_each_one_ends():
+    """Three problems of a and five of b, all of them known: position 4 of a is its problem 1, and
+    position 4 of b a problem of its own, which one number for both would take for another."""
+    source = ByDifficulty(NAMES, 0, problems={"a": 3, "b": 5})
+    for name in NAMES:
+        for position in range(7):
+            source.told(result(name, position, 1.0))
+    assert [*source.weights] == [*(("a", n) for n in range(3)), *(("b", n) for n in range(5))]
+    of_one = ByDifficulty(("a",), 0, problems=3)
+    of_one.told(result("a", 4, 1.0))
+    assert [*of_one.weights] == [("a", 1)]
+
+
 def test_problems_that_are_solved_sometimes_come_again_and_others_seldom():
     """Of 30 problems a third is always solved, a third never, a third half of the time."""
     source = ByDifficulty(("a",), 0, fresh=0.25, floor=0.0, half_life=1e9)
@@ -269,7 +282,10 @@ def built(name, options=None, is_beside_training=False):
         ("by-difficulty", {"fresh": 1.5}, False, "`fresh` is above 0 and at most 1"),
         ("by-difficulty", {"floor": float("nan")}, False, "`floor` is from 0 to 1"),
         ("by-difficulty", {"half_life": 0}, False, "`half_life` is above 0"),
-        ("by-difficulty", {"problems": 2.5}, False, "option 'problems' takes int or null, got 2.5"),
+        ("by-difficulty", {"problems": 2.5}, False, "problems 2.5: give a whole number from 1 on"),
+        ("by-difficulty", {"problems": {"a": 0}}, False, "give a whole number .* or one by domain"),
+        ("by-difficulty", {"problems": {"a": "3"}}, False, "give a whole number from 1 on"),
+        ("by-difficulty", {"problems": {"c": 3}}, False, "no domain c; it has a, b"),
         ("by-difficulty", {"share": 1}, False, "share"),
         ("by-difficulty", {}, True, "learns from results .* set `max_staleness: 0`"),
         (f"{__name__}:Struggling", {}, True, "learns from results .* set `max_staleness: 0`"),

@@ -54,6 +54,9 @@ def group(*outcomes, shaping=0.0, failed=0, name="p"):
         ("outcome-between", {"above": 0.2, "below": 0.75}, True, group(1, 1, 1, 0), "too_easy"),
         ("outcome-between", {}, True, group(1, 0, failed=3), True),
         ("outcome-between", {}, True, group(1, failed=3), "too_easy"),
+        ("outcome-between", {}, True, group(0.5, 0.5), "equal_rewards"),
+        ("outcome-between", {}, True, group(0.5, 0.6), True),
+        ("outcome-between", {}, False, group(0.5, 0.5), True),
     ],
 )
 def test_what_ours_keep(name, options, needs_spread, given, answer):

@@ -18,7 +18,7 @@ from engines.rollout.workers import worker_pool
 from engines.rollout.workers.worker import RolloutWorker
 from engines.rollout.workers.worker_pool import WorkerPool
 from engines.types import AssistantTurn, Message, Problem, Rollout, Sample, Sampling, Status, Step
-from tests.parts.loop_parts import Notes, Parts
+from tests.parts.loop_parts import Notes, Parts, resumed, until_killed
 from tests.parts.rollout_parts import CharChat, Policy, domain
 from tests.unit.engines.rollout.test_worker_pool import Handle, Servers
 
@@ -57,9 +57,16 @@ class Asks:
     async def close(self) -> None: ...
 
 
-def stage(notes: Notes, *, version: int = 0, turns: int = 1, **more: object) -> Parts:
+def stage(
+    notes: Notes,
+    *,
+    version: int = 0,
+    turns: int = 1,
+    judge: Callable[[str], float] = reward,
+    **more: object,
+) -> Parts:
     asks = Asks() if turns > 1 else None
-    made = domain("d", reward, environment=asks, max_turns=turns, max_new_tokens=LONGEST)
+    made = domain("d", judge, environment=asks, max_turns=turns, max_new_tokens=LONGEST)
     given = {"max_staleness": 2, "oversample": 2.0, "waves": 3, **more}
     return Parts(
         story, notes=notes, version=version, round_tokens=TOKENS, domains=[made],
@@ -143,6 +150,34 @@ async def test_killed_in_any_step_it_ends_with_the_same_bits(
     assert figures(before[:checkpoint] + after) == figures(whole)
     assert asked == 0
     assert sum(step_metrics(r)["rollouts_recovered"] for r in after) > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_resumed_stage_takes_what_it_took_where_verdicts_come_now(
+    seed: int, tmp_path: Path
+) -> None:
+    """Rewards that failed in the first attempt answer in the second, so that tickets begin at later
+    versions: none takes turns up that would make it too old."""
+    draws = random.Random(seed)
+    attempts, notes, save = [0], Notes(), draws.randint(1, 3)
+    sizes = {
+        "max_staleness": draws.randint(1, 2), "oversample": draws.choice([1.25, 1.5, 2.0]),
+        "waves": draws.randint(1, 3), "wanted": draws.randint(3, 5),
+    }  # fmt: skip
+
+    def judge(answer: str) -> float:
+        if not attempts[0] and sum(map(int, answer)) % 5 == 0:
+            raise ValueError("not now")
+        return reward(answer)
+
+    def parts(version: int = 0) -> Parts:
+        return stage(notes, version=version, judge=judge, **sizes)
+
+    before, version = await until_killed(parts(), save, save + 3, tmp_path)
+    attempts[0] = 1
+    after = await resumed(parts(version), save, 8, tmp_path)
+    taken = [[g.ticket for g in r.groups] for r in after[:3]]
+    assert taken == [[g.ticket for g in r.groups] for r in before[save:]]
 
 
 @pytest.mark.parametrize("seed", range(12))

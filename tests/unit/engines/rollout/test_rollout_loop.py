@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from curricula.splits import Admitted
 from engines.algorithms.spec import Algorithm
 from engines.rollout.loop import fill
 from engines.rollout.metrics import step_metrics
 from engines.rollout.producer import Sampled
+from engines.rollout.records.journals import RolloutJournal
 from infra.errors import EngineError
-from tests.parts.loop_parts import Parts, informative
+from tests.parts.loop_parts import Notes, Parts, by_seed, informative, resumed, until_killed
+from tests.parts.rollout_parts import domain
 
 pytestmark = pytest.mark.unit
 
@@ -37,9 +45,58 @@ async def test_a_group_that_is_too_old_is_never_trained():
 
 async def test_nothing_beyond_a_step_is_rolled_where_every_group_can_teach():
     results = await Parts(informative(), oversample=2.0).run(2)
-    assert [[g.ticket for g in r.groups] for r in results] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert [[g.ticket for g in r.groups] for r in results] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [step_metrics(r)["groups_rolled"] for r in results] == [4, 4]
     assert [step_metrics(r)["unused_tokens"] for r in results] == [0, 0]
+
+
+async def test_no_problem_of_a_pool_is_passed_over():
+    """Of twelve problems eight a step: each is trained on ten times in fifteen steps. A wave of up
+    to twelve that began behind all of these would always roll the same eight."""
+    live = domain("d", float)
+    pool = live.curriculum.problems("rl", 12, 0)
+    live = replace(live, curriculum=Admitted(live.curriculum, {"rl": pool}))
+    results = await Parts(informative(), wanted=8, oversample=1.5, domains=[live]).run(15)
+    trained = Counter(g.problem.id.partition("@")[0] for r in results for g in r.groups)
+    assert trained == {problem.id: 10 for problem in pool}
+
+
+@pytest.mark.parametrize("is_flaky", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_resumed_stage_takes_what_it_took_also_where_a_verdict_comes_now(
+    tmp_path: Path, seed: int, is_flaky: bool
+):
+    """Rewards that failed in the first attempt answer in the second: more groups can teach, so a
+    step would be full before it has what was trained on."""
+    draws = random.Random(seed)
+    attempts, notes = [0], Notes()
+    multiple, save = draws.choice([2, 3, 5]), draws.randint(1, 3)
+    sizes = {
+        "oversample": draws.choice([1.0, 1.25, 1.5, 2.0]), "waves": draws.randint(1, 3),
+        "wanted": draws.choice([3, 4, 5]),
+    }  # fmt: skip
+
+    def judge(answer: str) -> float:
+        if is_flaky and not attempts[0] and int(answer) % 7 == 0:
+            raise ValueError("not now")
+        return float(int(answer) % multiple == 0)
+
+    def parts(version: int = 0, kept: Notes = notes) -> Parts:
+        journal = RolloutJournal(kept)
+        return Parts(
+            by_seed, domains=[domain("a", judge)], journal=journal, notes=kept, version=version,
+            **sizes,
+        )  # fmt: skip
+
+    before, version = await until_killed(parts(), save, save + 3, tmp_path)
+    attempts[0] = 1
+    after = await resumed(parts(version), save, 8, tmp_path)
+    assert [r.groups for r in after[:3]] == [r.groups for r in before[save:]]
+    if not is_flaky:
+        whole = await parts(kept=Notes()).run(8)
+        assert [r.groups for r in whole] == [r.groups for r in before[:save] + after]
+        rolled = [g.ticket for r in whole for g in r.sampled.groups]
+        assert rolled == list(range(len(rolled)))
 
 
 async def test_surplus_of_a_usual_share_of_drops_is_dropped_and_counted():
@@ -63,6 +120,20 @@ async def test_too_few_groups_skip_the_update_and_keep_the_version():
     assert metrics["update_skipped"] == 1.0
     assert metrics["zero_variance_share"] == 1.0
     assert metrics["groups_kept"] == 0.0
+
+
+async def test_groups_of_a_skipped_update_are_neither_kept_nor_used():
+    """One of eight groups can teach, less than a quarter of the eight wanted: its 4 tokens and
+    those of the other seven, 4 each, are used by nothing."""
+    parts = Parts(lambda p, s: str(s.seed % 2) if p == "<1>" else "0", wanted=8)
+    parts.producer.group_size = 2
+    results = await parts.run(6)
+    for result in results:
+        metrics = step_metrics(result)
+        assert metrics["update_skipped"] == 1.0
+        assert metrics["groups_kept"] == 0.0
+        assert metrics["unused_tokens"] == metrics["generated_tokens"] > 0
+    assert sum(len(result.groups) for result in results) > 0
 
 
 async def test_the_loop_ends_early_when_it_is_told_to():

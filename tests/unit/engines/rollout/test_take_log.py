@@ -41,11 +41,30 @@ async def test_a_repeated_step_takes_what_the_log_says_and_writes_nothing_twice(
 async def test_a_take_whose_groups_are_not_all_there_is_made_anew():
     first = Parts(informative())
     await first.takes_written([0, 1, 2, 9])
-    parts = Parts(informative(), notes=first.notes)
+    answers = informative()
+    parts = Parts(lambda p, s: "0" if "9" in p else answers(p, s), notes=first.notes)
     await parts.loop.takes.recover(1)
     (result,) = await parts.run(1)
+    assert result.sampled.filtered == {"equal_rewards": 1}, "ticket 9 teaches nothing now"
     assert [g.ticket for g in result.groups] == [0, 1, 2, 3]
     assert (await read(parts.notes)).of(1) == Take(1, 0, (0, 1, 2, 3))
+
+
+async def test_an_attempt_that_goes_another_way_leaves_no_take_of_the_way_before():
+    """Steps 2 and 3 of the first attempt; the second takes other groups in step 2, and is killed
+    before step 3. A third one that followed step 3 would mix weights of both."""
+    notes = Notes()
+    first, second = TakeLog(notes), TakeLog(notes)
+    for step in (1, 2, 3):
+        await first.write(Take(step, step - 1, (step,)))
+    await second.recover(1)
+    await second.forget(2)
+    assert second.of(1) == Take(1, 0, (1,))
+    assert second.of(2) is None
+    assert second.of(3) is None
+    await second.write(Take(2, 1, (5,)))
+    third = await read(notes)
+    assert third.from_step(1) == [Take(1, 0, (1,)), Take(2, 1, (5,))]
 
 
 async def test_a_take_that_was_cut_off_is_none():

@@ -101,6 +101,13 @@ def test_the_room_that_a_stage_will_need_is_said_in_bytes() -> None:
     assert most - least == 1000 * 4 * 8 * 1000 * 11
     assert least in (18 * 6_000_000, 18 * 10_000_000), "bounded, with or without evaluations"
     assert kept("reasoning-sft").rollouts == 0
+    phases = "[{pools: [moderate], until_step: 2}, {pools: [hard], group_size: 32}]"
+    rl = "steps: 1000, optimizer: {lr: 1e-5}, problems_per_step: 4, keep_rollouts: true"
+    rl += ", fleet: {context_length: 1000}, phases: " + phases
+    several = f"{path}=[{{screen: {{keep: [moderate, hard]}}}}, {{rl: {{{rl}}}}}]"
+    bounded = 18 * 6_000_000
+    room = kept("reasoning-rl", several, "resources.stages={}").rollouts
+    assert room == bounded + 1000 * 4 * 32 * 1000 * 11, "of the phase with the largest groups"
 
 
 def test_a_trainer_that_does_not_fit_is_refused_with_a_change_that_does() -> None:

@@ -37,7 +37,8 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3_text", "glm4", "olmo2", "phi3", "qwen3_moe", "deepseek_v3", "qwen3_5_text"]
+    "name",
+    ["gemma3_text", "glm4", "olmo2", "phi3", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_5_text"],
 )
 def test_a_model_goes_there_and_back(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -92,7 +92,7 @@ FAMILY = Family(
             **_EXPERTS,
         },
     ),
-    sglang="sglang.srt.models.gpt_oss:GptOssForCausalLM",
+    sglang="engines.sglang.models.gptoss:GptOssForCausalLM",
     megatron={"add_bias_linear": True, "glu_linear_offset": 1.0},
     activation="quick_gelu",
 )

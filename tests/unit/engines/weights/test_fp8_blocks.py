@@ -150,6 +150,7 @@ def shape_of(family: str, **sizes: int) -> ModelShape:
         ("qwen3_moe", {"moe_intermediate_size": 128, "head_dim": 128}, 2, "experts.*has 64"),
         ("deepseek_v3", {}, 1, "latent attention"),
         ("qwen3_5_text", {}, 1, "delta nets"),
+        ("gpt_oss", {"head_dim": 128}, 1, "experts that lie in one tensor"),
     ],
 )
 def test_a_model_needs_whole_blocks_on_each_rank(

@@ -147,7 +147,9 @@ def test_a_checkpoint_continues_also_in_another_layout(
     assert np.abs(whole["values"][-1] - rest["values"][-1]).max() <= bound
 
 
-@pytest.mark.parametrize(("name", "layout"), [("qwen3", "tp2"), ("qwen2", "pp2"), ("gpt_oss", "dp2")])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("qwen3", "tp2"), ("qwen2", "pp2"), ("gpt_oss", "dp2")]
+)
 def test_an_exported_critic_is_a_token_classifier_and_can_go_on(
     name: str, layout: str, ranks: Ranks, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -198,7 +198,7 @@ def convert(source: str, folder: str, like: str, root: str, console: CommandCons
             " multi-token prediction, if it has some, stay as they are and are not trained"
         )
         return 0
-    left_out = "" if is_dist else _left_out(told)
+    left_out = _left_out(told, is_source=not is_dist)
     with new_folder(target) as draft, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
         difference = _converted(given if is_dist else None, told, draft)
@@ -213,12 +213,14 @@ def convert(source: str, folder: str, like: str, root: str, console: CommandCons
     return 0
 
 
-def _left_out(hf: Path) -> str:
+def _left_out(hf: Path, *, is_source: bool) -> str:
     """Return what to say of tensors that a dist_checkpointing folder has no place for. Raises
-    InputError if the folder holds others, or lacks some, than its config.json describes."""
+    InputError if the source holds others, or lacks some, than its config.json describes."""
     files, shape = ModelFiles(str(hf)), model_shape(read_config(hf))
+    if not is_source and not any(name.endswith(".safetensors") for name in files.sizes):
+        return ""
     stored = stored_tensors(files)
-    for problem in tensor_problems(files, stored, shape):
+    for problem in tensor_problems(files, stored, shape) if is_source else ():
         raise InputError(f"{hf}/{problem}")
     extra = extra_tensors(stored, shape)
     told = f"; left out: {listed(extra)} of layers for multi-token prediction"

@@ -68,7 +68,11 @@ def test_a_model_that_sees_images_becomes_its_text_model(
     assert config["model_type"] == "qwen3_5_text"
     assert command("convert", tmp_path / "text", tmp_path / "dist") == 0
     told = capsys.readouterr().out.replace("\n", " ")
-    assert "left out: 1 tensor (mtp.fc.weight) of layers for multi-token prediction" in told
+    left_out = "left out: 1 tensor (mtp.fc.weight) of layers for multi-token prediction"
+    assert left_out in told
+    like = ("--like", tmp_path / "text")
+    assert command("convert", tmp_path / "dist", tmp_path / "back", *like) == 0
+    assert left_out in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_what_config_json_does_not_describe_is_not_left_out_without_a_word(

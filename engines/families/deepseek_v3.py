@@ -47,6 +47,13 @@ _LEFT_OUT: dict[str, Any] = {
 """what transformers takes where config.json does not say it"""
 _OWN_ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "head_dim")
 _WRITTEN = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_REFUSED = {
+    "index_topk": "sparse attention of DeepSeek-V3.2",
+    # SGLang alone reads these, which are other models'.
+    "llama_4_scaling": "a scale of queries by their position",
+    "num_hash_layers": "routing by a token's number",
+    "swiglu_limit": "a clamp in the experts",
+}
 _OF_YARN = {
     *("rope_type", "type", "rope_theta", "factor", "beta_fast", "beta_slow"),
     *("mscale", "mscale_all_dim", "original_max_position_embeddings"),
@@ -58,6 +65,11 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
     rope = _rope(config)
     head_dim, latent = _latent(config, rope)
     plain = {name: value for name, value in config.items() if name not in _OWN_ROPE}
+    if config.get("head_dim", latent.rotated) != latent.rotated:
+        raise InputError(
+            f"config.json: head_dim {config['head_dim']!r} is not supported: transformers rotates"
+            f" so many numbers, and qk_rope_head_dim is {latent.rotated}; leave it out"
+        )
     shape = dense.dense_shape(FAMILY, plain, head_dim=head_dim, max_positions=4096)
     _check(config, shape)
     dense_layers = min(non_negative_int(config, "first_k_dense_replace", 3), shape.num_layers)
@@ -149,7 +161,7 @@ def _rope(config: Mapping[str, Any]) -> Rope:
 def _check(config: Mapping[str, Any], shape: ModelShape) -> None:
     """What transformers, Megatron-core and SGLang would not all compute alike. Raises
     InputError."""
-    refuse(config, {"index_topk": "sparse attention of DeepSeek-V3.2"})
+    refuse(config, _REFUSED)
     if not flag(config, "rope_interleave"):
         raise InputError("config.json: rope_interleave false is not supported, only true")
     if shape.kv_groups != shape.heads:

@@ -13,6 +13,8 @@ from engines.families.common.family import Family, ModelShape, Window
 from engines.families.common.model_config import (
     Rope,
     all_but_every,
+    flag,
+    only,
     positive,
     positive_int,
     read_rope,
@@ -20,10 +22,17 @@ from engines.families.common.model_config import (
     stated_rope,
 )
 from engines.families.common.tensors import ROUTED, HfTensor, TensorTable
-from infra.errors import InputError
 
 _WINDOWED, _WHOLE = "sliding_attention", "full_attention"
-_ALPHA = 1.702
+# SGLang reads the second name of the same number.
+_ONLY = {"attention_bias": True, "swiglu_alpha": 1.702, "hidden_act_alpha": 1.702}
+_ROPE_LEFT_OUT = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""what transformers takes where config.json has no settings of rope but its base"""
 _MORE_ATTENTION = {
     "self_attention.linear_proj.bias": (HfTensor("self_attn.o_proj.bias", ("hidden",)),),
     "self_attention.core_attention.sinks": (HfTensor("self_attn.sinks", ("heads",)),),
@@ -44,15 +53,13 @@ _EXPERTS = {
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
-    for key, only in (("attention_bias", True), ("swiglu_alpha", _ALPHA)):
-        if config.get(key, only) != only:
-            raise InputError(f"config.json: {key} {config[key]!r} is not supported, only {only!r}")
+    only(config, _ONLY)
     others = ("attention_bias", "layer_types", "rope_parameters", "rope_scaling")
     plain = {key: value for key, value in config.items() if key not in others}
     shape = dense.dense_shape(FAMILY, plain, head_dim=64, norm_eps=1e-5, max_positions=131072)
     rope = _rope(config)
-    experts = {"moe_intermediate_size": shape.ffn, **config}
-    mixture = read_mixture(experts, positive_int(config, "num_local_experts"))
+    experts = {**config, "moe_intermediate_size": shape.ffn}
+    mixture = read_mixture(experts, positive_int(config, "num_local_experts"), is_normed=True)
     clamp = positive(config, "swiglu_limit", 7.0)
     window = Window(
         positive_int(config, "sliding_window", 128), _windowed(config, shape.num_layers), rope
@@ -67,13 +74,15 @@ def _windowed(config: Mapping[str, Any], layers: int) -> frozenset[int]:
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    stated = stated_rope(config)
+    is_said = config.get("rope_parameters") is not None or config.get("rope_scaling")
+    stated = stated_rope(config) if is_said else _ROPE_LEFT_OUT
     known = {key: value for key, value in stated.items() if key != "truncate"}
     theta = positive({**config, **stated}, "rope_theta", 150000.0)
     rope = read_rope({"rope_theta": theta, "rope_parameters": known}, scalings=("yarn",))
     if rope.yarn is None:
         return rope
-    return replace(rope, yarn=replace(rope.yarn, is_rounded=stated.get("truncate") is not False))
+    is_rounded = flag({"truncate": True, **stated}, "truncate")
+    return replace(rope, yarn=replace(rope.yarn, is_rounded=is_rounded))
 
 
 FAMILY = Family(
@@ -92,7 +101,7 @@ FAMILY = Family(
             **_EXPERTS,
         },
     ),
-    sglang="sglang.srt.models.gpt_oss:GptOssForCausalLM",
+    sglang="engines.sglang.models.gptoss:GptOssForCausalLM",
     megatron={"add_bias_linear": True, "glu_linear_offset": 1.0},
     activation="quick_gelu",
 )

@@ -15,8 +15,9 @@ from engines.families.common import dense
 from engines.families.common.family import GATED_QUERIES, Delta, Family, ModelShape
 from engines.families.common.model_config import (
     all_but_every,
+    only,
+    positive,
     positive_int,
-    read_rope,
     stated_layers,
 )
 from engines.families.common.tensors import HfTensor, Parameters, TensorTable
@@ -27,23 +28,21 @@ _ROTATED = 0.25
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape:
-    if config.get("attn_output_gate", True) is not True:
+    only(config, {"attn_output_gate": True})
+    if config.get("output_gate_type") not in (None, "silu", "swish"):
         raise InputError(
-            "config.json: attn_output_gate false is not supported: transformers and SGLang read"
-            " Qwen3.5's queries with their gates; set true, or leave it out"
+            f"config.json: output_gate_type {config['output_gate_type']!r} is not supported, only"
+            " 'silu' or its other name 'swish': SGLang alone reads it"
         )
-    # Read below: what other families have otherwise.
-    others = ("layer_types", "rope_parameters", "rope_scaling", "partial_rotary_factor")
-    plain = {key: value for key, value in config.items() if key not in others}
-    shape = dense.dense_shape(FAMILY, plain, head_dim=256)
+    plain = {key: value for key, value in config.items() if key != "layer_types"}  # read below
     # Sections of positions in a picture do nothing to a text: its three kinds of positions are one.
-    rope = read_rope(config, _ROTATED, scalings=())
-    if int(shape.head_dim * rope.share) % 2:
+    shape = dense.dense_shape(FAMILY, plain, head_dim=256, rotary_share=_ROTATED, scalings=())
+    if shape.rope.share != positive(config, "partial_rotary_factor", _ROTATED):
         raise InputError(
-            f"config.json: partial_rotary_factor {rope.share} of head_dim {shape.head_dim} is not"
-            " an even number"
+            f"config.json: partial_rotary_factor is {shape.rope.share:g} in rope_parameters, where"
+            " SGLang does not read it for this family; write the same beside hidden_size"
         )
-    return replace(shape, rope=rope, delta=_delta(config, shape.num_layers))
+    return replace(shape, delta=_delta(config, shape.num_layers))
 
 
 def _delta(config: Mapping[str, Any], layers: int) -> Delta:
@@ -65,12 +64,18 @@ def _delta(config: Mapping[str, Any], layers: int) -> Delta:
 
 
 def _delta_layers(config: Mapping[str, Any], layers: int) -> frozenset[int]:
-    found = stated_layers(config, layers, _DELTA, _WHOLE)
-    if found is None:
-        found = all_but_every(positive_int(config, "full_attention_interval", 4), layers)
-    if len(found) == layers:
+    stated = stated_layers(config, layers, _DELTA, _WHOLE)
+    first = next((n for n in range(layers) if stated is not None and n not in stated), 3)
+    found = all_but_every(positive_int(config, "full_attention_interval", first + 1), layers)
+    if layers in (len(found), len(stated or ())):
         raise InputError(
             f"config.json: layers without a {_WHOLE} are not supported: transformers runs none"
+        )
+    if stated not in (None, found):
+        raise InputError(
+            "config.json: layer_types are supported where they are those of"
+            f" full_attention_interval, a {_WHOLE} at the end of so many layers: SGLang reads the"
+            " interval alone"
         )
     return found
 
@@ -114,6 +119,7 @@ FAMILY = Family(
     ),
     sglang="sglang.srt.models.qwen3_5_text:Qwen3_5ForCausalLM",
     no_cpu_server="its delta nets call kernels of sgl-kernel, which has no package for CPUs",
+    served_keys=("full_attention_interval",),
     megatron={
         "qk_layernorm": True,
         "layernorm_zero_centered_gamma": True,

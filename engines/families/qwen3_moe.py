@@ -27,13 +27,8 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         raise InputError(
             "config.json: decoder_sparse_step must be 1: a layer without experts is not supported"
         )
-    mixture = read_mixture(config, positive_int(config, key))
     is_normed = flag(config, "norm_topk_prob")
-    if is_normed and mixture.per_token == 1:
-        raise InputError(
-            "config.json: norm_topk_prob with num_experts_per_tok 1 gives every expert the weight"
-            " 1, from which a router learns nothing; set norm_topk_prob to false"
-        )
+    mixture = read_mixture(config, positive_int(config, key), is_normed=is_normed)
     # The softmax is of all experts' logits, or of those that the token is sent to.
     routing = {"moe_router_pre_softmax": not is_normed}
     family = replace(FAMILY, megatron={**FAMILY.megatron, **routing})

@@ -117,16 +117,13 @@ def _one_block(
         _by_span(x, block.count, length, slots)
         for x, length in ((query, block.queries), (key, block.keys), (value, block.keys))
     )
+    seen, width = min(window or block.keys, block.keys), value.size(-1)
     if sinks is not None:
-        seen = _beyond_window(
-            block.queries, block.keys, window or block.keys, query.dtype, query.device
+        query, key, value = _with_sinks(query, key, value, sinks / scale)
+    if sinks is not None or seen < block.keys:
+        mask: Any = _beyond_window(
+            block.queries, block.keys, seen, sinks is not None, query.dtype, query.device
         )
-        shape = (1, len(sinks), block.queries)
-        columns = seen.expand(*shape, -1), sinks.to(query.dtype).view(1, -1, 1, 1).expand(*shape, 1)
-        mask: Any = torch.cat(columns, -1)
-        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
-    elif window is not None and window < block.keys:
-        mask = _beyond_window(block.queries, block.keys, window, query.dtype, query.device)
     else:
         mask = None if block.is_square else causal_lower_right(block.queries, block.keys)
     # Padding comes after a sequence's end: no token before it sees it.
@@ -139,19 +136,34 @@ def _one_block(
         scale=scale,
         enable_gqa=query.size(1) != key.size(1),
     )
-    flat = out.transpose(1, 2).reshape(-1, out.size(1), out.size(3))
+    flat = out[..., :width].transpose(1, 2).reshape(-1, out.size(1), width)
     return flat if slots is None else flat.index_select(0, slots)
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put one more key before the others, of no value, whose product with each head's query is that
+    head's sink. For that heads have as many numbers more as heads share a key: one of a query's is
+    1. A mask with the sinks in it would be of the size of all heads' scores."""
+    shared = query.size(1) // key.size(1)
+    ones = torch.eye(shared, dtype=query.dtype, device=query.device).repeat(key.size(1), 1)
+    query = torch.cat([query, ones[None, :, None].expand(*query.shape[:3], -1)], -1)
+    first = F.pad(sinks.to(key.dtype).view(1, -1, 1, shared), (key.size(-1), 0))
+    key = torch.cat([first.expand(len(key), -1, -1, -1), F.pad(key, (0, shared))], 2)
+    return query, key, F.pad(value, (0, shared, 1, 0))
 
 
 @functools.lru_cache(maxsize=4)
 def _beyond_window(
-    queries: int, keys: int, window: int, dtype: torch.dtype, place: torch.device
+    queries: int, keys: int, window: int, has_sink: bool, dtype: torch.dtype, place: torch.device
 ) -> Tensor:
     """[queries, keys]: -inf where a token does not see a key, else 0. Queries are the last of the
-    keys' tokens. All layers share one, which they keep until their backward passes."""
+    keys' tokens. `has_sink`: with a key before the others that all see. All layers share one, which
+    they keep until their backward passes."""
     key = torch.arange(keys, device=place)
     before = key[keys - queries :, None] - key
-    unseen = (before < 0) | (before >= window)
+    unseen = F.pad((before < 0) | (before >= window), (int(has_sink), 0))
     return torch.zeros(unseen.shape, dtype=dtype, device=place).masked_fill_(unseen, -torch.inf)
 
 

@@ -74,7 +74,7 @@ class StackedExperts(MegatronModule):
         return {
             f"{prefix}{name}": ShardedTensor.from_rank_offsets(
                 f"{prefix}{name}",
-                parameter.data,
+                parameter,
                 *sharded_offsets,
                 (axes, ep.rank(), ep.size()),
                 replica_id=(0, 0, self.groups.expt_dp.rank()),

@@ -118,11 +118,12 @@ def attention_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
 
 def mlp_values(size: ModelSize) -> float:
     """Count the values of a feed-forward layer without its input: gate and up in one, silu of the
-    gate, up with its offset (which is 0, but a sum of its own), their product.
+    gate, up with its offset (which is 0, but a sum of its own), their product. A clamped one keeps
+    its gate and up twice, as the clamp takes and gives them, and the sigmoid apart.
 
     Each expert of a token takes a copy of the token and gives one back.
     """
-    return 5 * size.ffn + 2 * size.experts_per_token * size.hidden
+    return size.values_of_width * size.ffn + 2 * size.experts_per_token * size.hidden
 
 
 def working_values(size: ModelSize, recompute: Recompute) -> float:

@@ -71,6 +71,8 @@ class ModelSize:
     expert_weights: int = 0
     """of all layers' routed experts; expert-parallel ranks share them out as well"""
     experts_per_token: int = 0
+    values_of_width: int = 5
+    """that a trainer keeps of each number of a feed-forward's width; clamped ones keep more"""
     norms: int = 2
     """in one layer, of whole hidden states; one that is computed in fp32 counts twice, as it keeps
     as much as two in bf16"""
@@ -142,6 +144,7 @@ def size_of(shape: ModelShape) -> ModelSize:
         * axes.get("experts", 0)
         * sum(prod(t.size_of_one(axes)) for t in expert),
         experts_per_token=mixture.per_token if mixture else 0,
+        values_of_width=7 if shape.family.megatron.get("activation_func_clamp_value") else 5,
         has_value_head=shape.has_value_head,
         cached=axes.get("latent_and_rotated_key", 0),
         cached_layers=shape.num_attention_layers,

@@ -52,6 +52,8 @@ def check_fp8(shape: ModelShape, tp: int) -> None:
         raise InputError("no test shows that SGLang updates latent attention in FP8; leave it out")
     if shape.delta is not None:
         raise InputError("no test shows that SGLang updates delta nets in FP8; leave it out")
+    if any(tensor.is_stacked for tensor in shape.expected_tensors()):
+        raise InputError("SGLang takes no FP8 of experts that lie in one tensor; leave it out")
     keys = max(shape.kv_groups // tp, 1) * tp * shape.head_dim
     axes = {**shape.axes, "keys": keys}
     for tensor in shape.expected_tensors():

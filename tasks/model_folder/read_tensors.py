@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -55,18 +55,22 @@ def tensor_problems(
         yield from _not_tied(files, used[OUTPUT], used[EMBEDDING])
 
 
+def extra_tensors(stored: Iterable[str], shape: ModelShape) -> list[str]:
+    """Return the names of those that are of layers for multi-token prediction."""
+    return [name for name in stored if shape.is_kept(name) and not is_computed(name)]
+
+
 def unused_tensors(stored: Mapping[str, StoredTensor], shape: ModelShape | None) -> Iterator[str]:
     """One line for each kind of tensors that do no harm and are not used."""
-    extra = [n for n in stored if shape and shape.is_kept(n) and not is_computed(n)]
-    if extra:
+    if shape and (extra := extra_tensors(stored, shape)):
         yield (
-            f"{stored[extra[0]].file}: {_listed(extra)}: layers for multi-token prediction are not"
+            f"{stored[extra[0]].file}: {listed(extra)}: layers for multi-token prediction are not"
             " trained; a trained model keeps them as they are"
         )
     computed = [name for name in stored if is_computed(name)]
     if computed:
         yield (
-            f"{stored[computed[0]].file}: {_listed(computed)}: not used, as rotary angles are"
+            f"{stored[computed[0]].file}: {listed(computed)}: not used, as rotary angles are"
             " computed anew; a trained model keeps them as they are"
         )
 
@@ -78,13 +82,13 @@ def _missing(names: Sequence[str], stored: Mapping[str, StoredTensor]) -> Iterat
     if names == [OUTPUT]:
         way_out = "copy the whole model, or set tie_word_embeddings: true if it ties the two"
     file = _most_used(stored)
-    yield f"{file}: lacks {_listed(names)}, which config.json describes; {way_out}"
+    yield f"{file}: lacks {listed(names)}, which config.json describes; {way_out}"
 
 
 def _surplus(names: Sequence[str], stored: Mapping[str, StoredTensor]) -> Iterator[str]:
     if names:
         yield (
-            f"{stored[names[0]].file}: holds {_listed(names)}, which config.json does not describe;"
+            f"{stored[names[0]].file}: holds {listed(names)}, which config.json does not describe;"
             " give the plain model, without adapters, scales or other heads"
         )
 
@@ -94,7 +98,7 @@ def _wrong_types(used: Mapping[str, StoredTensor]) -> Iterator[str]:
     if names:
         first = used[names[0]]
         yield (
-            f"{first.file}: {_listed(names)} in type {first.dtype}; weights must be F32, BF16 or"
+            f"{first.file}: {listed(names)} in type {first.dtype}; weights must be F32, BF16 or"
             " F16: give the folder of the model that is not quantised"
         )
 
@@ -119,7 +123,7 @@ def _most_used(stored: Mapping[str, StoredTensor]) -> str:
     return files.most_common(1)[0][0] if files else SINGLE
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """e.g. `2 tensors (a.weight, b.weight)`."""
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     what = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"

@@ -38,7 +38,8 @@ def tiny_model(folder: Path, family: str = "qwen3", seed: int = 0, **config: Any
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(_config(family, config)).to(torch.float32)
+    made = _config(family, config)
+    model = AutoModelForCausalLM.from_config(made).to(made.dtype)
     model.generation_config = GenerationConfig(eos_token_id=END_TOKEN, pad_token_id=256)
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
@@ -67,6 +68,7 @@ def _config(family: str, overrides: dict[str, Any]) -> Any:
         "intermediate_size": 256,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
+        "dtype": "float32",
         # wide enough that different weights choose visibly different tokens
         "initializer_range": 0.08,
         "bos_token_id": None,
@@ -78,7 +80,7 @@ def _config(family: str, overrides: dict[str, Any]) -> Any:
     if family in EXAMPLES:
         example = EXAMPLES[family]
         fields |= {**example.experts, **example.windows, **example.delta}
-    return AutoConfig.for_model(family, **(fields | overrides), dtype="float32")
+    return AutoConfig.for_model(family, **(fields | overrides))
 
 
 def _tokenizer() -> Any:

@@ -9,6 +9,7 @@ from engines.families.common.family import Family, ModelShape
 from engines.families.common.model_config import (
     SCALINGS,
     flag,
+    only,
     positive,
     positive_int,
     read_rope,
@@ -71,10 +72,13 @@ def output_norms(attention: str, ffn: str) -> Parameters:
 
 _REFUSED = {
     "attention_bias": "a bias on the attention output",
+    "bias": "a bias on queries, keys and values",
     "dual_chunk_attention_config": "attention to chunks",
     "mlp_bias": "a bias in the feed-forward layers",
     "use_sliding_window": "sliding-window attention",
 }
+# The second one is read by SGLang alone.
+_ONLY = {"is_causal": True, "rope_is_neox_style": True}
 
 
 def dense_shape(
@@ -93,6 +97,7 @@ def dense_shape(
     Raises InputError for a feature that is not supported, unless the family has it: `allowed`.
     """
     refuse(config, {key: what for key, what in _REFUSED.items() if key not in allowed})
+    only(config, _ONLY)
     _refuse_quantised(config)
     layers = config.get("layer_types") or []
     if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
@@ -102,17 +107,24 @@ def dense_shape(
         raise InputError(f"config.json: hidden_act {activation!r} is not supported, only 'silu'")
     heads = positive_int(config, "num_attention_heads")
     hidden = positive_int(config, "hidden_size")
+    head_dim = _head_dim(config, hidden, heads, head_dim)
+    rope = read_rope(config, rotary_share, scalings)
+    if int(head_dim * rope.share) % 2:
+        raise InputError(
+            f"config.json: partial_rotary_factor {rope.share} of head_dim {head_dim} is not an even"
+            " number"
+        )
     return ModelShape(
         family=family,
         num_layers=positive_int(config, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         kv_groups=_kv_groups(config, heads),
-        head_dim=_head_dim(config, hidden, heads, head_dim),
+        head_dim=head_dim,
         ffn=positive_int(config, "intermediate_size"),
         vocab=positive_int(config, "vocab_size"),
         norm_eps=positive(config, "rms_norm_eps", norm_eps),
-        rope=read_rope(config, rotary_share, scalings),
+        rope=rope,
         max_positions=positive_int(config, "max_position_embeddings", max_positions),
         is_tied=flag(config, "tie_word_embeddings"),
     )

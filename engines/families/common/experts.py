@@ -63,8 +63,11 @@ def read_mixture(
     num_experts: int,
     dense_layers: frozenset[int] = frozenset(),
     shared_ffn: int = 0,
+    *,
+    is_normed: bool = False,
 ) -> Mixture:
-    """From a config.json that names the two other sizes as most do. Raises InputError."""
+    """From a config.json that names the two other sizes as most do. `is_normed`: whether the
+    weights of a token's experts are a softmax among themselves. Raises InputError."""
     if flag(config, "tie_word_embeddings"):
         # Its classes make an output layer all the same, and leave it as the memory was.
         raise InputError(
@@ -76,6 +79,12 @@ def read_mixture(
         raise InputError(
             f"config.json: num_experts_per_tok ({per_token}) is more than the experts there are"
             f" ({num_experts})"
+        )
+    if is_normed and per_token == 1:
+        raise InputError(
+            "config.json: num_experts_per_tok 1 with weights that sum to 1 gives every expert the"
+            " weight 1, from which a router learns nothing; where config.json has norm_topk_prob,"
+            " set it to false"
         )
     layers = positive_int(config, "num_hidden_layers")
     if len(dense_layers) >= layers:

@@ -85,6 +85,8 @@ class Family:
     """`module:attribute` of SGLang's class, or of ours that is derived from it"""
     no_cpu_server: str = ""
     """why SGLang cannot serve it without a GPU; empty: it can"""
+    served_keys: tuple[str, ...] = ()
+    """fields of config.json that transformers does without, and SGLang does not"""
     sglang_dense: str | None = None
     """`module:attribute` of its trunk, if `engines/sglang/cpu/row_invariant.py` computes what it
     does"""

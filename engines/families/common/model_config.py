@@ -111,6 +111,13 @@ def refuse(config: Mapping[str, Any], features: Mapping[str, str]) -> None:
             raise InputError(f"config.json: {key} is set: {what} is not supported")
 
 
+def only(config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """InputError if one of these fields has another value than the only one that we have."""
+    for key, value in values.items():
+        if config.get(key, value) != value:
+            raise InputError(f"config.json: {key} {config[key]!r} is not supported, only {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Yarn:
     """YaRN (Peng et al. 2023): speeds that turn fewer than `beta_slow` times within the positions
@@ -122,6 +129,13 @@ class Yarn:
     beta_slow: float = 1.0
     is_rounded: bool = field(default=True, kw_only=True)
     """whether the bounds are whole numbers"""
+
+    def __post_init__(self) -> None:
+        if self.beta_fast < self.beta_slow:
+            raise InputError(
+                f"config.json: beta_fast ({self.beta_fast:g}) of rope type 'yarn' must not be below"
+                f" beta_slow ({self.beta_slow:g})"
+            )
 
     @property
     def scale(self) -> float:
@@ -230,7 +244,11 @@ def read_rope(
     """
     stated = stated_rope(config)
     theta = positive({**config, **stated}, "rope_theta", 10000.0)
-    written = positive({**config, **stated}, "partial_rotary_factor", share or 1.0)
+    known = {"partial_rotary_factor": share or 1.0, **config, **stated}
+    if share is not None and known["partial_rotary_factor"] is None:
+        # transformers takes 1 for it.
+        raise InputError("config.json: partial_rotary_factor is null; write the number")
+    written = positive(known, "partial_rotary_factor", 1.0)
     if written > 1 or (share is None and written != 1.0):
         most = "only 1" if share is None else "at most 1"
         raise InputError(f"config.json: partial_rotary_factor {written} is not supported, {most}")

@@ -73,15 +73,23 @@ def served_families() -> dict[str, Family]:
 
 
 def check_servable(config: Mapping[str, Any]) -> None:
-    """Raise InputError if servers of the model need a GPU and this host has none. Families that are
-    not trained may be served as well: of those SGLang knows."""
+    """Raise InputError if servers of the model need a GPU and this host has none, or a field and
+    config.json has none. Families that are not trained may be served as well: of those SGLang
+    knows."""
     name = config.get("model_type")
-    reason = family_of(config).no_cpu_server if name in family_names() else ""
-    if reason and not has_cuda():
+    if name not in family_names():
+        return
+    family = family_of(config)
+    if (reason := family.no_cpu_server) and not has_cuda():
         raise InputError(
             f"SGLang serves a {name} on GPUs only: {reason}; run what samples or serves it on a"
             " host with a GPU, take another family, or train alone, which needs no server:"
             " `tributary sft --no-evaluate`"
+        )
+    if lacking := [key for key in family.served_keys if config.get(key) is None]:
+        raise InputError(
+            f"config.json: lacks {lacking[0]}, which SGLang reads and transformers does not write;"
+            " write it as the model's makers published it"
         )
 
 

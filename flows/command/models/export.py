@@ -17,7 +17,7 @@ from engines.chat import Chat
 from engines.chat.chat_folder import write_stops
 from engines.families.common.dense import is_fp8
 from engines.families.common.model_config import read_config
-from engines.families.common.registry import TEXT_OF
+from engines.families.common.registry import TEXT_OF, model_shape
 from engines.sglang.spec import server_address
 from flows.command.app import CommandConsole, print_json, text_table
 from flows.command.models.card import (
@@ -36,7 +36,13 @@ from infra.errors import CorruptArtifact, InputError
 from infra.home import home, new_folder, require_free
 from infra.hub import hub_name, is_hub_name, upload_model
 from infra.store.store import Store
-from tasks.model_folder.model_files import is_dist_folder
+from tasks.model_folder.model_files import ModelFiles, is_dist_folder
+from tasks.model_folder.read_tensors import (
+    extra_tensors,
+    listed,
+    stored_tensors,
+    tensor_problems,
+)
 
 if TYPE_CHECKING:
     from engines.align.compared_programs import Alignment, Difference
@@ -192,18 +198,33 @@ def convert(source: str, folder: str, like: str, root: str, console: CommandCons
             " multi-token prediction, if it has some, stay as they are and are not trained"
         )
         return 0
+    left_out = _left_out(told, is_source=not is_dist)
     with new_folder(target) as draft, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
         difference = _converted(given if is_dist else None, told, draft)
     what = "an HF folder" if is_dist else "a dist_checkpointing folder"
     console.print(
         f"{target}: {what}; logits of Megatron-core and transformers differ by at most"
-        f" {difference:.3g} in float32",
+        f" {difference:.3g} in float32{left_out}",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
     return 0
+
+
+def _left_out(hf: Path, *, is_source: bool) -> str:
+    """Return what to say of tensors that a dist_checkpointing folder has no place for. Raises
+    InputError if the source holds others, or lacks some, than its config.json describes."""
+    files, shape = ModelFiles(str(hf)), model_shape(read_config(hf))
+    if not is_source and not any(name.endswith(".safetensors") for name in files.sizes):
+        return ""
+    stored = stored_tensors(files)
+    for problem in tensor_problems(files, stored, shape) if is_source else ():
+        raise InputError(f"{hf}/{problem}")
+    extra = extra_tensors(stored, shape)
+    told = f"; left out: {listed(extra)} of layers for multi-token prediction"
+    return told if extra else ""
 
 
 def _converted(dist: Path | None, hf: Path, draft: Path) -> float:

@@ -37,7 +37,8 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3_text", "glm4", "olmo2", "phi3", "qwen3_moe", "deepseek_v3", "qwen3_5_text"]
+    "name",
+    ["gemma3_text", "glm4", "olmo2", "phi3", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_5_text"],
 )
 def test_a_model_goes_there_and_back(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -66,6 +67,33 @@ def test_a_model_that_sees_images_becomes_its_text_model(
     config = json.loads((tmp_path / "text/config.json").read_text())
     assert config["model_type"] == "qwen3_5_text"
     assert command("convert", tmp_path / "text", tmp_path / "dist") == 0
+    told = capsys.readouterr().out.replace("\n", " ")
+    left_out = "left out: 1 tensor (mtp.fc.weight) of layers for multi-token prediction"
+    assert left_out in told
+    like = ("--like", tmp_path / "text")
+    assert command("convert", tmp_path / "dist", tmp_path / "back", *like) == 0
+    assert left_out in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_what_config_json_does_not_describe_is_not_left_out_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_model(tmp_path / "hf", "gpt_oss")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    stacked = tensors.pop("model.layers.0.mlp.experts.down_proj")
+    names = [f"model.layers.0.mlp.experts.{n}.down_proj.weight" for n in range(len(stacked))]
+    one_by_one = {name: own.T.contiguous() for name, own in zip(names, stacked, strict=True)}
+    save_file(tensors | one_by_one, file, metadata={"format": "pt"})
+    assert command("convert", folder, tmp_path / "dist") == 2
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "lacks 1 tensor (model.layers.0.mlp.experts.down_proj)" in told
+    save_file(load_file(file) | {"model.layers.0.mlp.experts.down_proj": stacked}, file)
+    assert command("convert", folder, tmp_path / "dist") == 2
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "which config.json does not describe" in told
 
 
 def stored_otherwise(dist: Path, folder: Path, num_layers: int) -> None:

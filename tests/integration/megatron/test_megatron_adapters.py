@@ -105,6 +105,7 @@ def float64() -> Iterator[None]:
         ("phi3", 4 * 4),
         # Three layers of 5 modules in a delta net, and one of 4 in attention.
         ("qwen3_5_text", 3 * 5 + 4 + 4 * 3),
+        ("gpt_oss", 4 * 4),
         ("qwen3_moe", 4 * (4 + 4 * 3)),
         ("glm4_moe", 4 * 4 + 3 + 3 * (3 + 4 * 3)),
         ("deepseek_v3", 4 * 5 + 3 + 3 * (3 + 8 * 3)),
@@ -236,6 +237,9 @@ SOME = [
     ("qwen3", "dp2", "kept"),
     ("qwen3_moe", "ep2", "layers"),
     ("glm4_moe", "tp2", "kept"),
+    ("gpt_oss", "tp2-ep2", "layers"),
+    ("qwen3_5_text", "tp2", "kept"),
+    ("qwen3_5_text", "tp2-pp2", "layers"),
     ("deepseek_v3", "tp2-ep2", "kept"),
 ]
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 PPO = Algorithm(preset="ppo")
 FROZEN = CriticSettings(freeze_attention=True, clip=0.02)
-CASES = {"qwen3": CriticSettings(), "qwen2": FROZEN}
+CASES = {"qwen3": CriticSettings(), "qwen2": FROZEN, "gpt_oss": FROZEN}
 
 
 def rollouts(seed: int = 3) -> list[Sample]:
@@ -85,7 +85,7 @@ def alone(ranks: Ranks, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 TELLING = [("pp2", "qwen3"), ("cp2", "qwen3"), ("dp2", "qwen3"), ("tp2", "qwen2")]
-ALL = [*TELLING, ("tp2", "qwen3"), ("pp2", "qwen2")]
+ALL = [*TELLING, ("tp2", "qwen3"), ("pp2", "qwen2"), ("pp2", "gpt_oss")]
 
 
 @pytest.mark.parametrize(("layout", "name"), ALL if EACH_LAYOUT else TELLING)
@@ -147,7 +147,9 @@ def test_a_checkpoint_continues_also_in_another_layout(
     assert np.abs(whole["values"][-1] - rest["values"][-1]).max() <= bound
 
 
-@pytest.mark.parametrize(("name", "layout"), [("qwen3", "tp2"), ("qwen2", "pp2")])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("qwen3", "tp2"), ("qwen2", "pp2"), ("gpt_oss", "dp2")]
+)
 def test_an_exported_critic_is_a_token_classifier_and_can_go_on(
     name: str, layout: str, ranks: Ranks, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ from tests.integration.megatron.megatron_ranks import (
 from tests.integration.megatron.test_families import (
     MIXTURES,
     PLACES,
+    REFUSED,
     assert_gradients,
     gradients,
     gradients_of,
@@ -162,6 +163,7 @@ def test_the_ratio_of_an_update_starts_at_one_exactly_though_routers_now_prefer_
 TELLING = [
     ("qwen3_moe", "ep2", "kept"),
     ("glm4_moe", "tp2-ep2", "kept"),
+    ("gpt_oss", "tp2-ep2", "layers"),
     ("deepseek_v3", "pp2", "layers"),
 ]
 EACH = [
@@ -169,6 +171,7 @@ EACH = [
     for family in MIXTURES
     for layout in PLACES
     for again in ("kept", "layers")
+    if (family, layout) not in REFUSED
 ]
 
 
@@ -187,7 +190,7 @@ def test_every_layout_replays_what_one_process_does(
     shared = run(TrainerArgs(folder, PLACES[layout], spec), "trainer")
     assert shared == pytest.approx(alone, rel=2e-5, abs=1e-6)
     free = run(TrainerArgs(folder), "none")
-    assert abs(free["ratio_mean"] - alone["ratio_mean"]) > 1e-3
+    assert abs(free["ratio_mean"] - alone["ratio_mean"]) > 5e-4
 
 
 @pytest.mark.parametrize(("experts", "size"), [(256, 1), (257, 2)])
@@ -226,7 +229,7 @@ def compared(trainer: Any, made: list[Sample]) -> tuple[float, float, dict[str, 
     return float(alike.mean()), apart, trainer.rl_step(StepInputs(made, algorithm)).metrics
 
 
-@pytest.mark.parametrize("family", MIXTURES if EACH_LAYOUT else ["glm4_moe"])
+@pytest.mark.parametrize("family", MIXTURES if EACH_LAYOUT else ["glm4_moe", "gpt_oss"])
 def test_experts_that_a_server_chose_are_those_of_the_update(
     family: str, ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -44,7 +44,9 @@ class Tensors:
         return [out.detach(), *torch.autograd.grad(out, inputs, self.upstream)]
 
 
-def one_by_one(given: Tensors, lengths: list[int], window: int | None = None) -> Tensor:
+def one_by_one(
+    given: Tensors, lengths: list[int], window: int | None = None, sinks: Tensor | None = None
+) -> Tensor:
     """A loop over sequences with softmax written out, in float64."""
     heads, groups = given.query.size(1), given.key.size(1)
     pieces: list[Tensor] = []
@@ -55,9 +57,34 @@ def one_by_one(given: Tensors, lengths: list[int], window: int | None = None) ->
             seen &= ~torch.ones(len(query), len(query)).tril(-window).bool()
         key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
         scores = torch.einsum("qnd,knd->nqk", query, key) * SCALE
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat(
+                [scores, sinks.double().view(-1, 1, 1).expand(-1, len(query), 1)], -1
+            )
+        weights = scores.softmax(-1)[..., : len(query)]
         pieces.append(torch.einsum("nqk,knd->qnd", weights, value))
     return torch.cat(pieces).float()
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_sink_is_one_more_key_of_no_value_that_all_see(window: int | None) -> None:
+    """Of each head its own, though two heads share a key: values, and gradients of the sinks."""
+    lengths = [40, 7, 40, 23]
+    given = Tensors.drawn(sum(lengths), heads=4, groups=2, size=8)
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], requires_grad=True)
+    (pack,) = packs(lengths, cp=1)
+    parts = (given.query, given.key, given.value)
+    found = attend(*(x[pack.input_ids[0]] for x in parts), pack, SCALE, window, sinks)
+    upstream = given.upstream[pack.input_ids[0]]
+    expected = one_by_one(given, lengths, window, sinks)[pack.input_ids[0]]
+    assert torch.allclose(found, expected, rtol=0, atol=1e-6)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (*parts, sinks), upstream),
+        torch.autograd.grad(expected, (*parts, sinks), upstream),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, rtol=0, atol=2e-5)
 
 
 def packs(lengths: list[int], cp: int, tp: int = 1) -> list[Pack]:

@@ -32,12 +32,16 @@ def test_qwen_as_hubs_write_it_and_as_transformers_writes_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"attn_output_gate": False}, "attn_output_gate false is not supported"),
+        ({"attn_output_gate": False}, "attn_output_gate False is not supported"),
         ({"linear_num_key_heads": 3}, r"linear_num_key_heads \(3\) must divide"),
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be a positive integer"),
         ({"layer_types": ["full_attention"]}, "layer_types of 1 layers"),
         ({"layer_types": ["sliding_attention"] * 4}, "other than linear_attention and full"),
         ({"layer_types": ["linear_attention"] * 4}, "without a full_attention"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 2}, "reads the interval alone"),
+        ({"full_attention_interval": 2}, "reads the interval alone"),
+        ({"partial_rotary_factor": 0.5}, "0.25 in rope_parameters, where SGLang does not"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type 'sigmoid' is not supported"),
         ({"attention_bias": True}, "attention_bias is set"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
         (

@@ -108,6 +108,8 @@ def test_what_no_family_can_do_is_refused(name: str, kind: str) -> None:
     for wrong in (
         {"layer_types": [kind]},
         {"hidden_act": "gelu"},
+        {"rope_is_neox_style": False},
+        {"bias": True},
         {"quantization_config": {"quant_method": "fp8"}},
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
     ):
@@ -201,6 +203,7 @@ def test_what_gemma_could_have_and_we_do_not_is_refused(wrong: dict[str, object]
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
         ({"index_topk": 2048}, "sparse attention of DeepSeek-V3.2 is not supported"),
         ({"attention_bias": True}, "attention_bias is set"),
+        ({"llama_4_scaling": {"beta": 0.5}}, "scale of queries by their position"),
         ({"kv_lora_rank": None}, "kv_lora_rank must be a positive integer"),
         ({"topk_group": 2, "n_group": 4}, "must be twice topk_group"),
         ({"num_experts_per_tok": 4}, "must be twice topk_group"),

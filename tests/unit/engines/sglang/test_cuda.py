@@ -112,7 +112,9 @@ def test_a_family_whose_kernels_no_cpu_has_is_served_on_gpus_only(
     registry.check_servable({"model_type": "no-family"})
     assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)["device"] == "cpu"
     monkeypatch.setattr(registry, "has_cuda", lambda: True)
-    registry.check_servable(config)
+    with pytest.raises(InputError, match="lacks full_attention_interval, which SGLang reads"):
+        registry.check_servable(config)
+    registry.check_servable(config | {"full_attention_interval": 4})
 
 
 def test_check_says_which_stages_a_host_without_gpus_cannot_serve(tmp_path: Path) -> None:

@@ -148,8 +148,9 @@ def shape_of(family: str, **sizes: int) -> ModelShape:
         ("qwen3_moe", {}, 1, "experts.0.gate_proj.weight: a server's rank has 24"),
         ("qwen3_moe", {"moe_intermediate_size": 128}, 1, None),
         ("qwen3_moe", {"moe_intermediate_size": 128, "head_dim": 128}, 2, "experts.*has 64"),
-        ("deepseek_v3", {}, 1, "latent attention"),
+        ("deepseek_v3", {"head_dim": 4}, 1, "latent attention"),
         ("qwen3_5_text", {}, 1, "delta nets"),
+        ("gpt_oss", {"head_dim": 128}, 1, "experts that lie in one tensor"),
     ],
 )
 def test_a_model_needs_whole_blocks_on_each_rank(

@@ -11,6 +11,7 @@ model as much as several tokens. Such a request is marked in its sampling parame
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 FIELD = "tributary_last_turn"
@@ -89,6 +90,6 @@ def _prompts(adder: Any) -> dict[Any, str]:
 def _prompt(req: Any) -> tuple[Any, ...]:
     """Return what two requests with one entry of the cache have in common."""
     if not hasattr(req, "tributary_prompt"):
-        ids = bytes(memoryview(req.origin_input_ids))
+        ids = array("q", req.origin_input_ids).tobytes()
         req.tributary_prompt = req.extra_key, req.cache_salt, ids
     return req.tributary_prompt

@@ -183,7 +183,7 @@ class Builder:
         self.counts[number].choices = choices_of(found)
         files = LocalFiles(found, self._copies)
         if not files.num_rows:
-            raise InputError(f"source {source.name}: files: {', '.join(source.files)} hold no row")
+            raise InputError(f"source {source.name}: files: no row in {', '.join(source.files)}")
         tally, counts, ids = RowTally(), self.counts[number], dict[str, int]()
         for chunk in files.chunks:
             rows = files.read(chunk)

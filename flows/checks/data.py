@@ -103,7 +103,7 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
         if isinstance(found, str):
             yield f"{where}.{found}"
         elif not found.read:
-            yield f"{where}.files: {', '.join(source.files)} hold no row"
+            yield f"{where}.files: no row in {', '.join(source.files)}"
         elif _is_refused(found, source):
             yield f"{where}: cannot be trained on: {found.said}"
 

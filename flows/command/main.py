@@ -336,7 +336,10 @@ def _of_usage(error: CycloptsError) -> str:
     """Return what is wrong with the words of a command, and where it says what it takes."""
     command = " ".join(["tributary", *(error.command_chain or ())])
     if isinstance(error, UnusedCliTokensError):
-        said = f"`{command}` takes no further words: {shlex.join(error.unused_tokens or ())}"
+        words = error.unused_tokens or []
+        said = f"`{command}` takes no further words: {shlex.join(words)}"
+        if any("=" in word for word in words) and "--set" in sys.argv:
+            said += "; each change has a `--set` before it"
     elif isinstance(error, MissingArgumentError) and error.argument and not error.argument.tokens:
         said = f"`{command}` needs {error.argument.name}"
         words = error.unused_tokens or []

@@ -85,7 +85,7 @@ class MessageStream:
         self._seed = seed
         self._files = LocalFiles(find_files(source.files), scratch)
         if not self._files.num_rows:
-            raise InputError(f"files: {', '.join(source.files)} hold no row")
+            raise InputError(f"files: no row in {', '.join(source.files)}")
         self.counts = RowCounts()
         self._epoch = self._window = self._row = 0
         self._has_good = False

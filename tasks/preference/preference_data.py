@@ -135,7 +135,7 @@ def load_preferences(
                 tally.read += 1
                 found.add(*row, compares)
         if not tally.read:
-            raise InputError(f"data.{number}.files: {', '.join(source.files)} hold no row")
+            raise InputError(f"data.{number}.files: no row in {', '.join(source.files)}")
 
 
 def _judged(

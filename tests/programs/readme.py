@@ -49,6 +49,8 @@ def commands(page: str) -> list[str]:
 
 
 def main(pages: list[str]) -> int:
+    # A shell lets what it starts in the background ignore Ctrl-C, which commands get here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as home:
         os.environ |= {
             "TRIBUTARY_HOME": f"{home}/home", "BROWSER": "true",

@@ -35,6 +35,7 @@ from flows.load import is_recipe, recipe_names
 from flows.plan import EVALUATE
 from flows.running.records import (
     RunRecord,
+    StageRecord,
     find_run,
     has_run,
     run_entries,
@@ -111,7 +112,7 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
         raise InputError(f"several artifacts begin with {wanted}: give more of the digest")
     run, _, name = wanted.rpartition("/")
     runs = [entry for entry in run_entries() if entry.is_called(run)] if run else run_entries()[:1]
-    stages: dict[str, None] = {}
+    stages: dict[str, StageRecord] = {}
     for entry in runs:
         if Store(entry.root).root != artifacts.store.root:
             continue
@@ -120,11 +121,11 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
             made = artifacts.find(stage.kind, stage.digest)
             if made is not None:
                 return made
-        stages |= dict.fromkeys(record.stages())
-    raise InputError(_no_stage(find_run(run).run, run, name, list(stages)))
+        stages = {**record.stages(), **stages}
+    raise InputError(_no_stage(find_run(run).run, run, name, stages))
 
 
-def _no_stage(latest: str, run: str, name: str, stages: Sequence[str]) -> str:
+def _no_stage(latest: str, run: str, name: str, stages: Mapping[str, StageRecord]) -> str:
     """Return which stages there are, and who has the one that was meant."""
     if not run and (said := stages_of_run(name)):
         return said
@@ -136,15 +137,15 @@ def _no_stage(latest: str, run: str, name: str, stages: Sequence[str]) -> str:
                     f"the latest run, {latest}, has no artifact `{name}`; one that has is"
                     f" {entry.run}/{name}"
                 )
-    looked = f"no run of `{run}`" if run and run != latest else f"run {latest}"
-    has = "has made" if looked.startswith("no") else "has not made"
-    known = f"; there are: {', '.join(stages)}" if stages else ""
-    if name in stages:
-        return f"no artifact `{name}`: what {run or latest} made of it is in the store no more"
-    return (
-        f"no artifact `{name}`: {looked} {has} it{nearest(name, stages) or known}; see `tributary"
-        " artifacts`"
-    )
+    if stage := stages.get(name):
+        of, is_under_way = run or latest, stage.state in ("pending", "running")
+        how = "logs" if is_under_way else "resume"
+        left = f"in {of} it is {stage.state}; see `tributary {how} {of}`"
+        lost = f"what {of} made of it is in the store no more"
+        return f"no artifact `{name}`: {lost if stage.is_done else left}"
+    looked = f"no run of `{run}` has" if run and run != latest else f"run {latest} has not"
+    known = nearest(name, stages) or (f"; there are: {', '.join(stages)}" if stages else "")
+    return f"no artifact `{name}`: {looked} made it{known}; see `tributary artifacts`"
 
 
 def _beginning_with(artifacts: ArtifactStore, wanted: str) -> Iterator[ArtifactRecord]:

@@ -250,7 +250,7 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
                 rows -= 1
                 seen.shown += [(f"{where}{what}", sequence) for what, sequence in shown]
     if len(seen.empty) == len(files):
-        raise InputError(f"files: {', '.join(seen.empty)} hold no row")
+        raise InputError(f"files: no row in {', '.join(seen.empty)}")
     return seen
 
 

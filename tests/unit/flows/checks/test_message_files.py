@@ -88,7 +88,7 @@ def test_what_the_files_hold_runs_the_stage_again_and_where_they_are_does_not(tm
 @pytest.mark.parametrize(
     ("rows", "data", "said"),
     [
-        ([], {"files": ["chats.jsonl"]}, "path.0.sft.data.files: .*hold no row"),
+        ([], {"files": ["chats.jsonl"]}, "path.0.sft.data.files: .*no row in"),
         ([GOOD], {"files": ["chat.jsonl"]}, "path.0.sft.data.files: no file matches"),
         ([GOOD, BAD, GOOD], {"files": ["chats.jsonl"]}, r"1 of all 3 rows \(1 messages\): chats"),
         ([BAD] * 9, {"files": ["chats.jsonl"], "max_bad_share": 0.9}, "9 of all 9 rows"),

@@ -112,6 +112,16 @@ def test_a_name_of_nothing_says_what_to_do(
         find_named_model(name, "")
 
 
+@pytest.mark.parametrize(("state", "how"), [("running", "logs"), ("stopped", "resume")])
+def test_a_stage_that_made_nothing_yet_is_not_one_whose_artifact_is_lost(
+    home: Path, state: Any, how: str
+) -> None:
+    stage = StageRecord(name="agent-opd", kind="opd", state=state, digest=digest("unfinished"))
+    put_run({"base": ("base", BASE)}).put_stage(stage)
+    with pytest.raises(InputError, match=f"it is {state}; see `tributary {how} cpu-smoke`"):
+        find_named_model("cpu-smoke/agent-opd", "")
+
+
 def test_a_folder_that_is_called_as_a_stage_is_not_taken_for_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -325,7 +325,7 @@ def test_a_file_without_a_row_is_named(
     with pytest.raises(SystemExit) as ended:
         main(["preview", str(tmp_path / name), *arguments])
     assert ended.value.code == 2
-    assert f"{name} hold no row" in " ".join(capsys.readouterr().err.split())
+    assert f"no row in {name}" in " ".join(capsys.readouterr().err.split())
     beside = preview(capsys, str(tmp_path / name), str(tmp_path / "rows.jsonl"), *arguments)
     assert (beside["rows_read"], beside["cautions"][0]) == (1, f"without a row: {name}")
 

@@ -134,7 +134,7 @@ def test_files_without_a_good_row_are_refused(renderer: Renderer, tmp_path: Path
     with pytest.raises(InputError, match=r"no row of .*a\.jsonl can be trained on: a\.jsonl:1: is"):
         mixed(renderer, tmp_path, bad).take()
     empty = MessageFiles(files=[write_jsonl(tmp_path / "b.jsonl", [""])])
-    with pytest.raises(InputError, match=r"data\.0\.files:.*hold no row"):
+    with pytest.raises(InputError, match=r"data\.0\.files: .*no row in"):
         mixed(renderer, tmp_path, empty)
 
 

@@ -66,7 +66,7 @@ _ROWS, _PLACES, _COUNTS = "rows.jsonl", "places.npz", "counts.json"
 
 @dataclass(slots=True)
 class Counts:
-    """What became of a source's rows."""
+    """Counts what became of a source's rows."""
 
     source: str
     read: int = 0

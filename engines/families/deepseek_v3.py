@@ -159,8 +159,8 @@ def _rope(config: Mapping[str, Any]) -> Rope:
 
 
 def _check(config: Mapping[str, Any], shape: ModelShape) -> None:
-    """What transformers, Megatron-core and SGLang would not all compute alike. Raises
-    InputError."""
+    """Raise InputError for what transformers, Megatron-core and SGLang would not all compute
+    alike."""
     refuse(config, _REFUSED)
     if not flag(config, "rope_interleave"):
         raise InputError("config.json: rope_interleave false is not supported, only true")

@@ -34,7 +34,7 @@ _FILE = "buffer.bin"
 
 
 class GroupBuffer:
-    """What waits to be trained on."""
+    """Keeps what waits to be trained on."""
 
     takes_oldest = True
     """whether a step takes the first tickets that wait, so that more of them change nothing"""
@@ -124,7 +124,7 @@ def _oldest(group: Group, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroup:
-    """What is known of a group that may be trained on."""
+    """Says what is known of a group that may be trained on."""
 
     ticket: int
     """serial number of its problem in the stage: lower ones are older"""

@@ -37,7 +37,7 @@ async def at_once() -> None:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did."""
+    """Says what one step did."""
 
     step: int
     version: int

@@ -117,7 +117,7 @@ class Loop:
         tickets = tuple(group.ticket for group in groups)
         if recorded is not None and tickets != recorded.tickets:
             await self.takes.forget(step)
-            self.producer.go_another_way()
+            self.producer.leave_earlier_attempt()
         await self.takes.write(Take(step, self.policy.version, tickets))
         if self.trained is not None:
             await self.trained.keep(step, groups)
@@ -136,10 +136,9 @@ async def fill(producer: Producer, recorded: Collection[int] = ()) -> Sampled:
     began = time.monotonic()
     recovered, recovered_tokens = producer.recovered, producer.recovered_tokens
     sampled = Sampled()
-    last = max(recorded, default=-1)
     while count := (
         producer.admission.in_turns(len(producer.buffer), sampled.waves)
-        or max(0, last + 1 - producer.source.next)
+        or producer.source.left_until(recorded)
     ):
         rolled = await producer.roll_wave(count, recorded)
         for group, drop in rolled:

@@ -31,7 +31,7 @@ from infra.timeline import TICKETS, span
 
 @dataclass(slots=True)
 class Sampled:
-    """What was sampled between two updates."""
+    """Holds what was sampled between two updates."""
 
     groups: list[Group] = field(default_factory=list[Group])
     """in the order of their tickets"""
@@ -94,8 +94,8 @@ class Producer:
         self._taken: frozenset[int] = frozenset()
         self._repeated = NO_VERSION
         """the version that repeating an earlier attempt's steps leads to"""
-        self._same: float = math.inf
-        """the last version whose weights are those of an earlier attempt"""
+        self._last_shared: float = math.inf
+        """the newest version whose weights are those of an earlier attempt"""
         self.recovered = 0
         """rollouts that an earlier attempt had finished"""
         self.dropped_share = 0.0
@@ -120,22 +120,22 @@ class Producer:
         if self._turns is not None:
             await self._turns.recover(first)
 
-    def go_another_way(self) -> None:
+    def leave_earlier_attempt(self) -> None:
         """Repeat an earlier attempt's steps no more: from the next version on the weights are
         others than those that it had."""
         self._taken, self._repeated = frozenset(), NO_VERSION
-        self._same = min(self._same, self._policy.version)
+        self._last_shared = min(self._last_shared, self._policy.version)
 
     async def roll(
         self,
         ticket: Ticket,
         pace: Pace | None = None,
         temperature: float | None = None,
-        born: int | None = None,
+        oldest_version: int | None = None,
     ) -> Group:
         """Return a ticket's rollouts, judged, and durable soon; at the present temperature, if not
-        at another one. `born`: the version that no token is to be older than; None: as old as may
-        be trained on. Raises EngineError."""
+        at another one. No token may be of a version before `oldest_version`; None: as old as may be
+        trained on. Raises EngineError."""
         with span(TICKETS, f"ticket {ticket.number}", problem=ticket.problem.id):
             rollouts = await self._roller.roll_group(
                 ticket.domain,
@@ -144,9 +144,9 @@ class Producer:
                 temperature=self.temperature if temperature is None else temperature,
                 group_id=ticket.group_id,
                 seed_name=ticket.group_id,
-                known=self._known_of(ticket, born),
+                known=self._known_of(ticket, oldest_version),
                 on_finished=lambda rollout: self._keep(ticket, rollout),
-                turns=self._turns_of(ticket, born),
+                turns=self._turns_of(ticket, oldest_version),
                 keep=self._within,
                 pace=pace,
             )
@@ -167,11 +167,11 @@ class Producer:
         ticket: Ticket,
         pace: Pace | None = None,
         temperature: float | None = None,
-        born: int | None = None,
+        oldest_version: int | None = None,
     ) -> tuple[Group, Drop | None]:
         """Return a ticket's group as `roll` does, and why it may not be trained on. Raises
         EngineError."""
-        group = await self.roll(ticket, pace, temperature, born)
+        group = await self.roll(ticket, pace, temperature, oldest_version)
         return group, await self.drop_of(group)
 
     async def roll_wave(
@@ -207,10 +207,8 @@ class Producer:
         groups, and at least those that an earlier attempt trained on."""
         if not self.buffer.takes_oldest or self.dropped_share == 1:
             return most
-        first = self.source.next
-        taken = [number - first + 1 for number in recorded]
         usual = int(self._missing / (1 - self.dropped_share))
-        return min(most, max([usual, *taken]))
+        return min(most, max(usual, self.source.left_until(recorded)))
 
     @property
     def _missing(self) -> int:
@@ -231,38 +229,38 @@ class Producer:
         journals = [journal for journal in (self._journal, self._turns) if journal is not None]
         await asyncio.gather(*[journal.flush() for journal in journals])
 
-    def _known_of(self, ticket: Ticket, born: int | None) -> dict[str, Finished]:
+    def _known_of(self, ticket: Ticket, oldest_version: int | None) -> dict[str, Finished]:
         """Return a ticket's rollouts that an earlier attempt finished, and that can be used."""
         size = ticket.group_size or self.group_size
         ids = [f"{ticket.group_id}#{index}" for index in range(size)]
         found = {name: self._known[name] for name in ids if name in self._known}
         if ticket.number in self._taken and len(found) < len(ids):  # a note was lost
-            self.go_another_way()
+            self.leave_earlier_attempt()
         if ticket.number not in self._taken:
-            found = {name: f for name, f in found.items() if self._is_usable(f, born)}
+            found = {name: f for name, f in found.items() if self._is_usable(f, oldest_version)}
         self.recovered += len(found)
         return found
 
-    def _is_usable(self, rollout: Finished, born: int | None) -> bool:
+    def _is_usable(self, rollout: Finished, oldest_version: int | None) -> bool:
         """Not one of weights that are too old by now, or of other weights than will have their
         version. One that failed is tried again: why it failed may be over by now."""
-        oldest, newest = self._usable_versions(born)
+        oldest, newest = self._usable_versions(oldest_version)
         return not rollout.has_failed and rollout.is_of(oldest, newest)
 
-    def _usable_versions(self, born: int | None) -> tuple[int, int]:
+    def _usable_versions(self, oldest_version: int | None) -> tuple[int, int]:
         now, staleness = self._policy.version, self.admission.max_staleness
         newest = max(now, self._repeated) if staleness else now
-        oldest = now - staleness if born is None else born
-        return oldest, int(min(newest, self._same))
+        oldest = now - staleness if oldest_version is None else oldest_version
+        return oldest, int(min(newest, self._last_shared))
 
-    def _turns_of(self, ticket: Ticket, born: int | None) -> TicketTurns | None:
+    def _turns_of(self, ticket: Ticket, oldest_version: int | None) -> TicketTurns | None:
         """Return those that an earlier attempt had from the engine, and where new ones are
         noted."""
         if self._turns is None:
             return None
 
         def is_usable(versions: WeightVersions) -> bool:
-            oldest, newest = self._usable_versions(born)
+            oldest, newest = self._usable_versions(oldest_version)
             return all(oldest <= version <= newest for version in versions.sampled)
 
         return self._turns.of(ticket.number, is_usable)

@@ -84,7 +84,7 @@ class RoundSampler:
         step. Raises EngineError."""
         began = time.monotonic()
         recovered, tokens = self.producer.recovered, self.producer.recovered_tokens
-        sampled, drawn, last = Sampled(), 0, max(recorded, default=-1)
+        sampled, drawn = Sampled(), 0
         while (is_short := self._is_short()) or self._lacks(recorded):
             count = self.producer.admission.in_rounds(
                 waiting=len(self.buffer), rolling=len(self._rolling),
@@ -92,7 +92,7 @@ class RoundSampler:
                 steps_left=steps_left,
             ) if is_short else 0  # fmt: skip
             if not (count or (is_short and self._rolling)):
-                count = max(0, last + 1 - self.producer.source.next)
+                count = self.producer.source.left_until(recorded)
             for rolling in self._rolling.values():
                 rolling.pace.begin_round(rolling.pace.round + 1)
             for ticket in self.producer.source.draw(count):
@@ -142,7 +142,8 @@ class RoundSampler:
 
     def _lacks(self, recorded: Collection[int]) -> bool:
         """Return whether one of these tickets is still to be rolled."""
-        return any(n in self._rolling or n >= self.producer.source.next for n in recorded)
+        is_rolling = any(number in self._rolling for number in recorded)
+        return is_rolling or self.producer.source.left_until(recorded) > 0
 
     def _is_short(self) -> bool:
         """Return whether too few groups wait, or one that is due does not."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
 from functools import partial
@@ -157,6 +157,10 @@ class TicketSource:
             mine = [n for n in numbers if n % len(self._domains) == place]
             made |= {ticket.number: ticket for ticket in self._in_a_row(mine)}
         return [made[number] for number in numbers]
+
+    def left_until(self, tickets: Collection[int]) -> int:
+        """Return how many are still to be drawn until each of these numbers is."""
+        return max(0, max(tickets, default=-1) + 1 - self.next)
 
     def again(self, number: int) -> Ticket:
         """Return a ticket that was drawn before. Raises InputError."""

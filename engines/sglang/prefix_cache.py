@@ -14,18 +14,16 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-FIELD = "tributary_last_turn"
+_LAST_TURN = "tributary_last_turn"
 _ADD = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
 _WORTH_WAITING = 8
 """tokens that a request does not read again, if it waits for one of the same prompt; a whole pass
 of the model comes between the two"""
-_WAITED_FOR = "tributary_waited_for"
-_PROMPTS = "tributary_prompts"
 
 
 def mark_last_turn(sampling: dict[str, Any]) -> None:
     """Mark these sampling parameters: no further turn will follow the answer."""
-    sampling["custom_params"] = {FIELD: True}
+    sampling["custom_params"] = {_LAST_TURN: True}
 
 
 def install_last_turns() -> None:
@@ -35,7 +33,7 @@ def install_last_turns() -> None:
     stock = batch_result_processor.release_kv_cache
 
     def release(req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
-        is_last = FIELD in (req.sampling_params.custom_params or {})
+        is_last = _LAST_TURN in (req.sampling_params.custom_params or {})
         stock(req, tree_cache, checkpoint=checkpoint and not is_last)
 
     batch_result_processor.release_kv_cache = release
@@ -71,20 +69,20 @@ def _gains_by_waiting(adder: Any, req: Any) -> bool:
     if is_off or unread < adder.page_size + _WORTH_WAITING:
         return False
     other = _prompts(adder).get(_prompt(req))
-    if other is None or getattr(req, _WAITED_FOR, other) != other:
+    if other is None or getattr(req, "tributary_waited_for", other) != other:
         return False
-    setattr(req, _WAITED_FOR, other)
+    req.tributary_waited_for = other
     return True
 
 
 def _prompts(adder: Any) -> dict[Any, str]:
     """Return the prompts that are being prefilled, with one request's name: in this pass, and in
     the one before if its first tokens are not there yet."""
-    if not hasattr(adder, _PROMPTS):
+    if not hasattr(adder, "tributary_prompts"):
         running = adder.running_batch.reqs if adder.running_batch is not None else ()
         under_way = (*adder.can_run_list, *(req for req in running if not req.output_ids))
-        setattr(adder, _PROMPTS, {_prompt(req): req.rid for req in under_way})
-    return getattr(adder, _PROMPTS)
+        adder.tributary_prompts = {_prompt(req): req.rid for req in under_way}
+    return adder.tributary_prompts
 
 
 def _prompt(req: Any) -> tuple[Any, ...]:

@@ -252,7 +252,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/rollout/producer.py:Producer": {
         **_all("source _roller buffer _policy _journal _turns _filter", "handle"),
         **_all("admission group_size _within", "spec"),
-        **_all("_known _taken _repeated _same", "notes"),
+        **_all("_known _taken _repeated _last_shared", "notes"),
         "recovered": "empty",
         "temperature": "temperature.json",
         "dropped_share": "tickets.json",

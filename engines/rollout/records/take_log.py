@@ -43,7 +43,7 @@ class Take:
 
 
 class TakeLog:
-    """What one stage took."""
+    """Keeps what one stage took."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes

@@ -140,13 +140,19 @@ def recipe_path(name: str) -> Path:
     raise InputError(
         f"no recipe `{name}`: there is no such file, and it is none of the shipped or saved"
         f" recipes ({', '.join(names)})"
-        f"{nearest(name, names)}"
+        f"{nearest(name, [*_files_in(path.parent), *names])}"
     )
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Return the recipes that a folder may hold."""
+    found = (file for end in ("yaml", "yml") for file in folder.glob(f"*.{end}"))
+    return [str(file) for file in sorted(found) if file.is_file()]
 
 
 def _recipes_in(folder: Path, most: int = 5) -> str:
     """Return what to name in place of a folder."""
-    files = [str(file) for file in sorted(folder.glob("*.yaml")) if file.is_file()]
+    files = _files_in(folder)
     if not files:
         return "it holds no .yaml file; `tributary init` writes a recipe to begin with"
     more = f" and {len(files) - most} more" if len(files) > most else ""

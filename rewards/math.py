@@ -30,6 +30,7 @@ from engines.types import Transcript, Verdict
 from infra.errors import InputError, TributaryError
 from infra.json_text import value_text
 from infra.processes.coroutines import wait_for_program
+from infra.secret_references import environment_without_secrets
 from rewards.mathematics.math_forms import same
 from rewards.mathematics.math_writing import plain
 from rewards.references import reference_of
@@ -181,6 +182,7 @@ class MathJudge:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=environment_without_secrets(os.environ),
                 start_new_session=True,
             )
             self._read(self._process, START_LIMIT)

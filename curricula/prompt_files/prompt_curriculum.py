@@ -55,6 +55,7 @@ _HOLD_OUT = (
     "raise shares.heldout (a tenth of 50 rows or more leaves some), or name files to hold out: by"
     " --held-out of a command, by `split: heldout` of a source"
 )
+_FEW_HELD_OUT = 20
 
 
 class Files:
@@ -92,7 +93,8 @@ class Files:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Sentences on the rows that are no problems, and on columns that nothing reads."""
+        """Sentences on the rows that are no problems, on columns that nothing reads, and on too few
+        held-out rows."""
         for counts in self.counts:
             at = f"source {counts.source}"
             yield from (f"{at}: {choice}" for choice in counts.choices)
@@ -116,6 +118,11 @@ class Files:
                     f"{at}: {counts.contaminated} rows are not trained on, as they share words with"
                     f" held-out ones: {'; '.join(counts.hits[:3])}"
                 )
+        if 0 < (held_out := self.num_rows("heldout")) < _FEW_HELD_OUT:
+            yield (
+                f"only {held_out} rows are held out, so that one answer moves a score by"
+                f" {100 / held_out:.0f} points: {_HOLD_OUT}"
+            )
 
     @property
     def warnings(self) -> Iterator[StageWarning]:

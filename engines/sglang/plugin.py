@@ -13,16 +13,18 @@ _registered = False
 
 
 def register() -> None:
-    """Let routed batches carry their seeds, a prompt be read once for all its samples, ranks meet
-    on loopback, shared memory bear its server's name, what weights came in stay mapped, and folders
-    be served in FP8; on CPU also batch attention, sample by seed, spend less between two products,
-    multiply by FP8, and let no request feel what shares its batch."""
+    """Let routed batches carry their seeds, a prompt be read once for all its samples, requests for
+    another model be refused, ranks meet on loopback, shared memory bear its server's name, what
+    weights came in stay mapped, and folders be served in FP8; on CPU also batch attention, sample
+    by seed, spend less between two products, multiply by FP8, and let no request feel what shares
+    its batch."""
     global _registered
     from engines.sglang import prefix_cache, routed_batch
     from engines.sglang.servers import server_hooks
 
     routed_batch.install()
     prefix_cache.install_shared_prompts()
+    server_hooks.install_model_names()
     server_hooks.install_rendezvous()
     server_hooks.install_shared_names()
     server_hooks.install_mapped_weights()

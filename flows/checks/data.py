@@ -105,7 +105,7 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
         elif not found.read:
             yield f"{where}.files: no row in {', '.join(source.files)}"
         elif _is_refused(found, source):
-            yield f"{where}: cannot be trained on: {found.said}"
+            yield f"{where}: cannot be trained on: {found.said}. {_repair(found, source)}"
 
 
 def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
@@ -141,6 +141,13 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
 def _is_refused(found: _FirstRows, source: RowFiles) -> bool:
     bad = found.bad.total() - found.bad[Reason.UNDECIDED]
     return 2 * bad > found.read or (found.are_all and bad > source.max_bad_share * found.read)
+
+
+def _repair(found: _FirstRows, source: RowFiles) -> str:
+    told = "Correct or remove these rows; `tributary preview FILE --model MODEL` lists them"
+    if 2 * found.bad.total() > found.read:
+        return f"{told}, and `columns` names the files' columns"
+    return f"{told}. Or raise max_bad_share, the share of rows that may be: {source.max_bad_share}"
 
 
 def _sources(

@@ -169,6 +169,10 @@ Set = Annotated[
     Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
+Template = Annotated[
+    str,
+    Parameter(help="a chat template in place of the model's: a file, or `smollm2`, which ships"),
+]
 Root = Annotated[str, Parameter(help="The store to look in; default: the latest run's.")]
 Run = Annotated[
     str,

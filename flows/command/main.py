@@ -31,6 +31,7 @@ from flows.command.app import (
     Root,
     Run,
     Set,
+    Template,
     app,
     console,
     errors,
@@ -225,6 +226,7 @@ def preview(
     system: str = "",
     pattern: str = "",
     roles: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    template: Template = "",
     root: Root = "",
     json: Json = False,
 ) -> int:
@@ -252,7 +254,7 @@ def preview(
 
     of_prompts = {"instruction": instruction, "system": system, "reference_pattern": pattern}
     read_as = ReadAs(kind, format, columns or [], of_prompts, roles or [])
-    return preview_files(files, model, read_as, rows, read, root, json, console)
+    return preview_files(files, model, template, read_as, rows, read, root, json, console)
 
 
 def main(arguments: list[str] | None = None) -> None:

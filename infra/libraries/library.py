@@ -19,6 +19,7 @@ import math
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -170,7 +171,10 @@ def load_reasoning_gym() -> Any:
         importlib.import_module("pycosat")
     except ImportError:
         sys.modules["pycosat"] = _without_solver()
-    return importlib.import_module("reasoning_gym")
+    with warnings.catch_warnings():
+        # Of what it imports, when Python compiles that for the first time.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return importlib.import_module("reasoning_gym")
 
 
 def _without_solver() -> ModuleType:

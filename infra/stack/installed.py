@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import subprocess
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 
 from infra.cuda import TorchBuild, compile_problem, has_cuda
 from infra.home import SOURCE_ROOT
+from infra.secret_references import environment_without_secrets
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _CPU_LOCK, _CUDA_LOCK = "cpu.txt", "cuda.txt"
@@ -86,7 +88,10 @@ def torch_build() -> Check:
         return Check("torch", False, "missing", _reinstall())
     asked = [sys.executable, "-c", _ASK_TORCH]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=TORCH_LOADS_S)
+        done = subprocess.run(
+            asked, env=environment_without_secrets(os.environ), capture_output=True, text=True,
+            timeout=TORCH_LOADS_S,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Check("torch", False, f"not loaded within {TORCH_LOADS_S:.0f} s", "see the machine")
     if done.returncode != 0:

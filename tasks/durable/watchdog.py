@@ -26,6 +26,7 @@ from infra.errors import StageStalled
 from infra.home import home
 from infra.processes.coroutines import task_stacks
 from infra.processes.part_process import part_stacks
+from infra.secret_references import environment_without_secrets
 from infra.store.removal import NoteKind
 from tasks.stage import Checkpoints, Pulse
 
@@ -182,7 +183,8 @@ def _look_at(pid: int) -> bytes:
         # It does not stop the process, so it cannot leave it stopped.
         done = subprocess.run(
             [found, "dump", "--nonblocking", "--pid", str(pid)],
-            capture_output=True, timeout=_PROCESS_SECONDS, check=False,
+            env=environment_without_secrets(os.environ), capture_output=True,
+            timeout=_PROCESS_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return b"py-spy did not end in time\n"

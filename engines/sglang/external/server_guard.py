@@ -20,6 +20,7 @@ from engines.sglang.external.server_lock import OwnWeights, ServerLock, restore
 from infra.access import forget_key, key_of, note_key
 from infra.errors import EngineError, LeaseLost
 from infra.home import home
+from infra.secret_references import with_secrets_of_the_store
 
 _START_S = 60.0
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def _start() -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            env=with_secrets_of_the_store(os.environ),
             start_new_session=True,
         )
     process.wait(_START_S)  # what we started ends at once; its own child reads the pipe

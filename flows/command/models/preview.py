@@ -38,6 +38,7 @@ from rewards.references import answer_texts
 from tasks.message_files.render_rows import Renderer
 from tasks.message_files.stream import RowCounts
 from tasks.mid_training.spec import TextFiles
+from tasks.model_folder.folder_report import template_text
 from tasks.preference.row_faults import fault_beside
 
 TRAINED, READ = "bold green", "dim"
@@ -175,6 +176,7 @@ class ReadAs:
 def preview_files(
     files: Sequence[str],
     model: str,
+    template: str,
     read_as: ReadAs,
     rows: int,
     read: int,
@@ -186,7 +188,11 @@ def preview_files(
         if number < least:
             raise InputError(f"{option} {number}: give a whole number of at least {least}")
     require_names(files)
-    renderer = Renderer.of_model(find_model(model, root))
+    try:
+        text = template_text(template or None)
+    except InputError as error:
+        raise InputError(str(error).replace("base.template:", "--template:")) from None
+    renderer = Renderer.of_model(find_model(model, root), text)
     seen = _read(files, read_as.reader(renderer), rows, read)
     code = 0 if seen.counts.read > seen.counts.num_bad else 1
     if json:

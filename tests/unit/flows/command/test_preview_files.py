@@ -335,3 +335,23 @@ def test_roles_are_for_documents_alone(kind: RowKind, model: Path) -> None:
     renderer = Renderer.of_model(model)
     with pytest.raises(InputError, match="--roles: is for mid-training; write --kind documents"):
         ReadAs(kind, "auto", [], {}, roles=["user"]).reader(renderer)
+
+
+def test_another_template_renders_the_rows(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The file's text is in place of the model's own, as in `base.template`."""
+    file = tmp_path / "a.jsonl"
+    as_lines(file, [chat(1)])
+    other = tmp_path / "other.jinja"
+    own = (model / "chat_template.jinja").read_text()
+    other.write_text(own.replace("<|{{ message.role }}|>", "<|{{ message.role }}|>Said: "))
+    arguments = (str(file), "--model", str(model))
+    (plain,) = preview(capsys, *arguments)["shown"]
+    (given,) = preview(capsys, *arguments, "--template", str(other))["shown"]
+    assert "Said: " not in plain["text"]
+    assert given["text"].replace("Said: ", "") == plain["text"]
+    assert "Said: " in given["text"]
+    with pytest.raises(SystemExit):
+        main(["preview", *arguments, "--template", "nowhere"])
+    assert "--template: nowhere cannot be read" in capsys.readouterr().err

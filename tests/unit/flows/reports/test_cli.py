@@ -40,8 +40,6 @@ def _exit_code(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-# reasoning-gym warns when Python compiles it for the first time.
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("recipe", ["cpu-demo", "cpu-smoke", str(EXAMPLE)])
 def test_check_accepts_the_recipes_that_we_ship(
     recipe: str, capsys: pytest.CaptureFixture[str]

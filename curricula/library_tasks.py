@@ -227,12 +227,13 @@ class ReasoningGym:
         )
 
     def _entries(self, split: Split, seed: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Index and entry of a split's members in order; held-out questions are all distinct."""
+        """Index and entry of a split's members in order; questions are distinct, but for RL, which
+        has no end. Raises InputError where the dataset has no more of them."""
         source, seen, last = self._open(seed), set[str](), 0
         for index in itertools.count():
             entry = source[index]
             question = entry["question"]
-            if split_of(question) == split and not (split == "heldout" and question in seen):
+            if split_of(question) == split and (split == "rl" or question not in seen):
                 seen.add(question)
                 last = index
                 yield index, entry

@@ -35,7 +35,10 @@ async def test_gold_answers_score_one_boxed_or_not_and_silence_scores_zero(datas
             assert verdict.score == score, (content, verdict)
 
 
-def test_splits_share_no_question_and_held_out_ones_are_distinct():
+FEW_SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def test_splits_share_no_question_and_only_those_of_rl_come_again():
     curriculum = build("reasoning-gym", {"dataset": "gcd", "config": {"max_numbers": 3}})
     questions = {
         split: [p.messages[0].content for p in curriculum.problems(split, 60, seed=0)]
@@ -44,7 +47,11 @@ def test_splits_share_no_question_and_held_out_ones_are_distinct():
     assert sum(len(set(found)) for found in questions.values()) == len(
         set().union(*questions.values())
     )
-    assert len(set(questions["heldout"])) == 60
+    assert {len(set(questions[split])) for split in ("sft", "distill", "heldout")} == {60}
+    few = build("reasoning-gym", {"dataset": "chain_sum", "config": FEW_SUMS})
+    assert len({p.messages[0].content for p in few.problems("rl", 200, seed=0)}) < 200
+    with pytest.raises(InputError, match="no more than [0-9]+ distinct distill questions"):
+        few.problems("distill", 200, seed=0)
     assert [
         p.messages[0].content for p in curriculum.problems("rl", 20, seed=0, start=40)
     ] == questions["rl"][40:]

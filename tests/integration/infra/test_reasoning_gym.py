@@ -50,7 +50,7 @@ def test_splits_share_no_question_and_only_those_of_rl_come_again():
     assert {len(set(questions[split])) for split in ("sft", "distill", "heldout")} == {60}
     few = build("reasoning-gym", {"dataset": "chain_sum", "config": FEW_SUMS})
     assert len({p.messages[0].content for p in few.problems("rl", 200, seed=0)}) < 200
-    with pytest.raises(InputError, match="no more than [0-9]+ distinct distill questions"):
+    with pytest.raises(InputError, match=r"no more than [0-9]+ distinct distill questions"):
         few.problems("distill", 200, seed=0)
     assert [
         p.messages[0].content for p in curriculum.problems("rl", 20, seed=0, start=40)

@@ -78,6 +78,8 @@ def adopt() -> None:
 
 
 _REQUESTS = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request"
+_UNNAMED = (None, "unknown", "default")
+"""what sglang-router and SGLang write into a request that names no model"""
 
 
 def install_model_names() -> None:
@@ -91,9 +93,10 @@ def install_model_names() -> None:
 async def _of_this_model(stock: Callable[..., Any], api: Any, request: Any, raw: Any) -> Any:
     manager = api.tokenizer_manager
     own, asked = manager.served_model_name, getattr(request, "model", None)
-    is_named = own != manager.server_args.model_path and "model" in request.model_fields_set
+    has_name = own != manager.server_args.model_path
     # `MODEL:ADAPTER` is SGLang's own way to name an adapter.
-    if is_named and asked != own and not str(asked).startswith(f"{own}:"):
+    is_other = asked not in (own, *_UNNAMED) and not str(asked).startswith(f"{own}:")
+    if has_name and is_other:
         told = f"no model {asked!r}; there is {own}"
         return api.create_error_response(told, "model_not_found", status_code=404)
     return await stock(api, request, raw)

@@ -8,9 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -57,14 +60,26 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A GLM-like model and one that always thinks, behind one address with a key."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models: `glm`, which is like GLM's, and `other`, which always thinks."""
     folder = tmp_path_factory.mktemp("serve")
-    glm, other = random_base(folder / "glm"), tiny_model(folder / "other", seed=1)
+    random_base(folder / "glm")
+    other = tiny_model(folder / "other", seed=1)
     (other / "chat_template.jinja").write_text(ALWAYS_THINKS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    """Both models behind one address with a key."""
+    with serving(folder, f"glm={folder / 'glm'}", str(folder / "other")) as served:
+        yield served
+
+
+@contextmanager
+def serving(folder: Path, *models: str) -> Iterator[Served]:
     (port,) = free_ports(1)
     run = "import sys; from flows.command.main import main; main(sys.argv[1:])"
-    models = (f"glm={glm}", str(other))
     options = ("--port", str(port), "--api-key-from", "SERVE_KEY")
     command = [sys.executable, "-c", run, "serve", *models, *options]
     env = os.environ | {"SERVE_KEY": KEY, "TRIBUTARY_HOME": str(folder / "home")}
@@ -107,6 +122,20 @@ def test_models_are_chosen_by_name(served: Served) -> None:
         client.chat.completions.create(model="third", messages=HELLO)
     with pytest.raises(openai.AuthenticationError):
         served.client("sk-wrong").chat.completions.create(model="glm", messages=HELLO)
+
+
+def test_one_model_alone_answers_no_request_for_another(folder: Path) -> None:
+    with serving(folder, f"one={folder / 'other'}") as served:
+        client = served.client()
+        for asked in ("two", "one2"):
+            with pytest.raises(openai.NotFoundError, match=f"no model '{asked}'; there is one"):
+                client.chat.completions.create(model=asked, messages=HELLO, stream=True)
+            with pytest.raises(openai.NotFoundError, match="there is one"):
+                client.completions.create(model=asked, prompt="ant", max_tokens=3)
+        for told in ({"model": "one"}, {}):
+            body = {"messages": HELLO, "max_tokens": 3, **told}
+            answer = client.post("/chat/completions", body=body, cast_to=httpx.Response)
+            assert answer.json()["usage"]["completion_tokens"] > 0
 
 
 def test_the_page_shows_how_to_ask(served: Served) -> None:

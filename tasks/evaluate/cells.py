@@ -176,12 +176,15 @@ def _without_thinking(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def mirrored(results: Sequence[CellResult], nothink: Sequence[str]) -> list[CellResult]:
-    """The results, with those of domains that never think repeated for each NAME-nothink.
+    """The results, with those of domains that never think repeated for each NAME-nothink that
+    thinks in any.
 
     Their prompts and seeds are the same in both modes, and so are their rollouts.
     """
     known = {(r.model, r.domain) for r in results}
-    copies = [replace(r, model=r.model + NOTHINK, tokens=0) for r in results if r.model in nothink]
+    switched = {r.model for r in results} & {name + NOTHINK for name in nothink}
+    both = [r for r in results if r.model + NOTHINK in switched]
+    copies = [replace(r, model=r.model + NOTHINK, tokens=0) for r in both]
     return [*results, *[c for c in copies if (c.model, c.domain) not in known]]
 
 

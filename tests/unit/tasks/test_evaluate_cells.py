@@ -102,6 +102,8 @@ def test_domains_that_never_think_keep_their_score_without_thinking():
         "m-nothink": {"a": 0.2, "b": 0.5},
     }
     assert sum(r.tokens for r in results) == 27
+    alone = [result("m", "b")]
+    assert mirrored(alone, ["m"]) == alone, "a model that thinks nowhere has one row"
 
 
 def test_scores_and_greedy_are_separate_tables():

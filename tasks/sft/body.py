@@ -22,6 +22,7 @@ from engines.megatron.spec import Optimizer, Role, TrainerSettings
 from infra.processes.coroutines import run_both
 from tasks.resources import lease_trainer
 from tasks.saving import Saving, Written
+from tasks.sft.sft_data import each_alike
 from tasks.sft.spec import SftSpec
 from tasks.sft.supply import B, Supply, open_supply
 from tasks.stage import Reporter, StageContext, Stopped, require_inputs
@@ -152,12 +153,13 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         no_gradient="No token of the data counts in the loss: look at its `weight`, `train` and"
         " `loss` fields, with `tributary preview`",
     )
+    weighed = each_alike if settings.aggregation == "sequence_mean" else list
     return await train_on(
         spec,
         context,
         record,
         lambda: open_supply(spec, context),
-        lambda trainer, batches: trainer.sft_steps(batches),
+        lambda trainer, batches: trainer.sft_steps([weighed(batch) for batch in batches]),
     )
 
 

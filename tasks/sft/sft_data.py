@@ -119,6 +119,17 @@ def said_of_unrendered(unrendered: Sequence[str]) -> str:
     return f"{len(unrendered)} conversations cannot be rendered and were left out: {first}"
 
 
+def each_alike(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The batch with weights that make the mean over its trained tokens one over its sequences: of
+    each one's own mean. A sequence without a trained token counts as none."""
+    lengths = [sum(sequence.loss_mask) for sequence in batch]
+    mean = sum(lengths) / max(sum(map(bool, lengths)), 1)
+    return [
+        replace(sequence, weight=sequence.weight * mean / length) if length else sequence
+        for sequence, length in zip(batch, lengths, strict=True)
+    ]
+
+
 def batches_for_steps(
     count: int, batch_size: int, seed: int, start: int, stop: int
 ) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
 
@@ -49,6 +49,11 @@ class SftSettings(Config):
     nothink_share: RepeatedShare = 0.0
     """share of thinking samples repeated with the thinking removed (hybrid models): one number, or
     of a distilled dataset one by domain, e.g. `{reasoning: 0.25}`"""
+    aggregation: Literal["token_mean", "sequence_mean"] = Field(
+        default="token_mean", exclude_if=lambda mean: mean == "token_mean"
+    )
+    """token_mean: every trained token of a step counts alike; sequence_mean: every sequence does,
+    so that of several domains the one with the longest answers does not outweigh the others"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curricula.built_in_curricula import build
+from engines.batching import TokenSequence
 from engines.chat import Chat
 from engines.rollout.records.dataset import (
     DATA_FILE,
@@ -24,7 +25,7 @@ from engines.rollout.records.dataset import (
 )
 from engines.types import Demonstration, Message, Problem, Split
 from infra.errors import InputError
-from tasks.sft.sft_data import batches_for_steps, load_data
+from tasks.sft.sft_data import batches_for_steps, each_alike, load_data
 from tasks.sft.spec import SftSpec
 from tasks.sft.supply import ListSupply
 from tasks.stage import ADMITTED
@@ -304,3 +305,23 @@ def test_eight_times_the_data_take_no_more_memory_and_give_the_same_order(
         assert (len(data.sequences), data.sequences.tokens) == (rows, rows * len(long.tokens))
         assert data.sequences[rows - 1].tokens == list(long.tokens)
     assert peaks[1] < 1.3 * peaks[0] + 100_000
+
+
+def test_each_sequence_counts_alike_where_the_mean_is_over_sequences():
+    """(2 x 3 + 1 + 5) / 6 is the mean over tokens; over sequences it is (3 + 1 x .5 + 5) / 3."""
+    masks = [[0, 1, 1], [0, 1, 0], [0, 0, 1, 1, 1], [0, 0]]
+    losses = [[0, 3.0, 3.0], [0, 1.0, 0], [0, 0, 5.0, 4.0, 6.0], [9.0, 9.0]]
+    weights = [1.0, 0.5, 1.0, 1.0]
+    batch = [
+        TokenSequence(tokens=list(range(len(mask))), loss_mask=mask, weight=weight)
+        for mask, weight in zip(masks, weights, strict=True)
+    ]
+    made = each_alike(batch)
+    assert [(one.tokens, one.loss_mask) for one in made] == [(s.tokens, s.loss_mask) for s in batch]
+    total = sum(
+        one.weight * loss * kept
+        for one, row in zip(made, losses, strict=True)
+        for loss, kept in zip(row, one.loss_mask, strict=True)
+    )
+    assert total / sum(map(sum, masks)) == pytest.approx((3 + 0.5 * 1 + 5) / 3, rel=1e-12)
+    assert each_alike(batch[3:]) == batch[3:]

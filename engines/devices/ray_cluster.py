@@ -8,13 +8,15 @@ and ended with the owner.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +31,8 @@ _PROCESS = "engines.devices.host_agent:HostProcess"
 _ACCELERATOR = "accelerator_type:"
 """what Ray's names of a host's kind of GPU begin with"""
 _START_S = 180.0
+_ACTION_BYTES = 256
+"""room for a `struct sigaction`"""
 OWN = ""
 """node of the host on which this process runs, as long as there is no other"""
 
@@ -53,24 +57,35 @@ def _join(address: str) -> None:
     import ray
 
     _probe(address)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            ignore_reinit_error=True,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _sigterm_kept():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                ignore_reinit_error=True,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, OSError) as error:
         raise InfrastructureError(
             f"Ray at {address} refused this process: {error}. See `tributary status`;"
             " `tributary up` restarts what died"
         ) from error
+
+
+@contextmanager
+def _sigterm_kept() -> Generator[None]:
+    """Give SIGTERM its handler back: ray.init replaces it, in any thread by one in C that writes a
+    stack; ours saves a checkpoint."""
+    libc, kept = ctypes.CDLL(None), ctypes.create_string_buffer(_ACTION_BYTES)
+    libc.sigaction(int(signal.SIGTERM), None, kept)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
     finally:
-        if in_main_thread:  # ray.init replaces the handler; ours saves a checkpoint first
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
+        libc.sigaction(int(signal.SIGTERM), kept, None)
 
 
 def _probe(address: str) -> None:

@@ -298,6 +298,26 @@ asyncio.run(main())
         ray.kill(shared)
 
 
+@pytest.mark.parametrize("where", ["connect()", "on_a_thread(target=connect)"])
+def test_joining_ray_leaves_a_driver_its_own_end(cluster: str, where: str) -> None:
+    """SIGTERM reaches its handler alone; Ray's would write a stack first."""
+    code = f"""
+import os, signal, threading
+from engines.devices.ray_cluster import connect
+signal.signal(signal.SIGTERM, lambda *_: print("checkpoint", flush=True))
+def on_a_thread(target):
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+{where}
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    env = {**os.environ, "RAY_ADDRESS": cluster, "RAY_AUTH_MODE": "disabled"}
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (told.returncode, told.stdout) == (0, "checkpoint\n")
+    assert "SIGTERM" not in told.stderr
+
+
 async def test_an_owner_that_is_gone_ends_the_group(cluster: str) -> None:
     del cluster
     doomed = new_owner()

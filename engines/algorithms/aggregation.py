@@ -39,7 +39,7 @@ class TokenMean(Part):
 
 
 class SequenceMean(Part):
-    """Over samples, of each one's mean over its tokens."""
+    """Over rollouts, of the mean over its samples of each one's mean over its tokens."""
 
     kind: Literal["sequence_mean"]
 

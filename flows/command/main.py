@@ -88,7 +88,7 @@ def run(
     Ctrl-C within two seconds cancel it.
 
     Args:
-        recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
+        recipe: A YAML file, or the name of a shipped or saved recipe such as cpu-demo.
         expert: Run only the stages and the evaluation of this expert.
         name: Another name for this run.
         from_: Begin with this stage; what does not depend on it must be in the store.
@@ -130,7 +130,7 @@ def rounds(
     done while an earlier run adds rounds to this expert, and once `rounds` in the recipe says so.
 
     Args:
-        recipe: A YAML file, or the name of a shipped recipe.
+        recipe: A YAML file, or the name of a shipped or saved recipe.
         expert: Which expert; it is trained first if necessary.
         rounds: How many rounds to add, 1 to 8.
         name: Another name for this run.
@@ -165,7 +165,7 @@ def check(
     what it takes; then what to be careful about.
 
     Args:
-        recipe: A YAML file, or the name of a shipped recipe.
+        recipe: A YAML file, or the name of a shipped or saved recipe.
         full: Show the resolved recipe, algorithms, every reason to run, memory and room, too.
     """
     from flows.command.show import show_check

@@ -127,7 +127,7 @@ def _table(listed: Sequence[ListedRun]) -> Table:
 
 def show_log(run: str, stage: str, follow: bool, console: CommandConsole) -> int:
     """Print the log of a stage's last job; with `follow` until the stage, or its run, is over."""
-    record = find_run_of(run, stage, "logs")
+    record, stage = find_run_of(run, stage, "logs")
     chosen = _stage(record, stage)
     path = log_path(chosen.job)
     if not path.is_file():
@@ -239,7 +239,7 @@ def _said(
 
 def retry_stage(run: str, stage: str, in_process: bool, console: CommandConsole) -> int:
     """Start a run of the same recipe that does them again; -> exit code."""
-    record = find_run_of(run, stage, "retry")
+    record, stage = find_run_of(run, stage, "retry")
     arguments, again = _again(record, stage)
     console.say(f"a new run does {', '.join(again)} of {record.run} again")
     head = record.head()
@@ -249,6 +249,8 @@ def retry_stage(run: str, stage: str, in_process: bool, console: CommandConsole)
 def _again(record: RunRecord, stage: str) -> tuple[dict[str, object], list[str]]:
     """Arguments of the flow that runs the stages again, and their names. Raises InputError."""
     head = record.head()
+    if not stage:
+        raise InputError(f"name the stage too: tributary retry {record.run} STAGE")
     if head.flow == DISTILL_ROUNDS:
         raise InputError(
             f"run {record.run} added rounds to an expert, and a new run would add more: tributary"

@@ -308,13 +308,15 @@ def _meant(wanted: str, entries: Sequence[RunEntry], names: Collection[str]) -> 
     return ""
 
 
-def find_run_of(run: str, stage: str, command: str) -> RunRecord:
-    """The run of a command whose words are RUN and STAGE; the error for swapped ones has the right
-    command."""
+def find_run_of(run: str, stage: str, command: str) -> tuple[RunRecord, str]:
+    """The run and the stage of a command whose words are RUN and STAGE, or RUN/STAGE; the error for
+    swapped ones has the right command."""
+    if not stage and not has_run(run):
+        run, _, stage = run.partition("/")
     if stage and has_run(stage) and not has_run(run):
         swapped = shlex.join(["tributary", command, stage, run])
         raise InputError(f"`{stage}` is a run and `{run}` is none: the run comes first: {swapped}")
-    return find_run(run)
+    return find_run(run), stage
 
 
 def find_run_with(run: str, stage: str) -> RunRecord:

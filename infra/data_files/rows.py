@@ -64,7 +64,7 @@ class RowTally:
         raise TrainingStopped(
             f"{self.num_bad} of the {which}{self.read} rows of {', '.join(files)} cannot be used"
             f" ({reasons}), more than max_bad_share {max_bad_share:g}; correct them, or raise"
-            f" max_bad_share. The first (`tributary preview --json` lists all):\n{first}"
+            f" max_bad_share. The first (`tributary preview --json --read N` has all):\n{first}"
         )
 
     def as_json(self) -> dict[str, Any]:

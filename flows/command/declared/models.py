@@ -348,7 +348,7 @@ def admit(
     Exit code 1 if any is refused.
 
     Args:
-        recipe: A YAML file, or the name of a shipped recipe.
+        recipe: A YAML file, or the name of a shipped or saved recipe.
         domain: One of the recipe's domains; needed where it has several that can be tried.
         split: Whose problems.
         count: How many problems.

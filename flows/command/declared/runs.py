@@ -85,7 +85,7 @@ def logs(
     """Print the log of a stage's job.
 
     Args:
-        stage: A stage of the run; empty is the one that started last.
+        stage: A stage of the run (RUN/STAGE does, too); empty is the one that started last.
         follow: Go on until the stage is over.
     """
     from flows.command.runs_command import show_log
@@ -108,14 +108,14 @@ def cancel(run: Run = "", /, *, json: Json = False) -> int:
 @app.command(
     help_epilogue=examples("retry cpu-demo agent-rl", "retry cpu-demo evaluate --in-process")
 )
-def retry(run: str, stage: str, /, *, in_process: InProcess = False) -> int:
+def retry(run: str, stage: str = "", /, *, in_process: InProcess = False) -> int:
     """Do a stage of a run again, and everything that is made from it, in a new run.
 
     Results of the old run stay as they are. A stage that did not finish goes on from its last
     checkpoint; every other stage is found in the store.
 
     Args:
-        run: A run's id or name, or a recipe's name (its latest run).
+        run: A run's id or name, or a recipe's name (its latest run); or RUN/STAGE.
         stage: A stage of the run, e.g. agent-rl.
     """
     from flows.command.runs_command import retry_stage

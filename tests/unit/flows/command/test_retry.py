@@ -30,7 +30,9 @@ def test_a_stage_and_all_that_is_made_from_it_run_again(run: RecordedRun) -> Non
 
 
 def test_each_refusal_says_what_to_do(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["retry", "first", "agent-lr"]) == 2
+    assert exit_code(["retry", "first"]) == 2
+    assert "name the stage too" in capsys.readouterr().err
+    assert exit_code(["retry", "first/agent-lr"]) == 2
     assert "did you mean `agent-rl`" in " ".join(capsys.readouterr().err.split())
     for command in ("retry", "logs"):
         assert exit_code([command, "agent-rl", "first"]) == 2

@@ -96,6 +96,7 @@ def test_the_log_of_the_latest_stage_or_of_a_named_one(
     capsys.readouterr()
     assert _exit_code("logs") == 0
     assert capsys.readouterr().out.endswith("\\x1b]0;title\\x07 \\x9b31m of rl\n")
+    assert _exit_code("logs", "cpu-smoke/agent-sft") == 0
     assert _exit_code("logs", "cpu-smoke", "agent-sft") == 0
     assert capsys.readouterr().out.endswith("log\n1 of 9: x\nof sft\n")
     for stage, said in (("base", "cached, or not started"), ("agent-lr", "mean `agent-rl`")):

@@ -9,9 +9,11 @@ decides.
 
 from __future__ import annotations
 
-import itertools
 import json
+import threading
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
@@ -163,8 +165,19 @@ def _split(row: Row, content: str) -> Split:
     return split if keeps else "rl"
 
 
+_looking = threading.Lock()
 MAX_DRAWS = 10_000
 """entries without a new member of a split before the dataset counts as exhausted"""
+
+
+@dataclass(slots=True)
+class _Members:
+    """The entries of a split that were found so far: whoever draws a later one goes on there."""
+
+    indices: array[int] = field(default_factory=lambda: array("q"))
+    seen: set[str] = field(default_factory=set[str])
+    """their questions, where none may come again"""
+    looked_at: int = 0
 
 
 class ReasoningGym:
@@ -187,16 +200,17 @@ class ReasoningGym:
         reserved = self._config.keys() & {"seed", "size"}
         if reserved:
             raise InputError(f"`config` may not set {', '.join(sorted(reserved))}: splits do.")
+        self._members: dict[tuple[Split, int], _Members] = {}
         self._open(seed=0)
 
     def problems(self, split: Split, count: int, seed: int, start: int = 0) -> Sequence[Problem]:
-        entries = itertools.islice(self._entries(split, seed), start, start + count)
+        entries = self._entries(split, seed, start, count)
         return [self._problem(entry, index, split, seed) for index, entry in entries]
 
     def demonstrations(self, count: int, seed: int) -> Sequence[Demonstration]:
         """Raises `InputError` for a dataset whose entries carry no answer."""
         shown: list[Demonstration] = []
-        for index, entry in itertools.islice(self._entries("sft", seed), count):
+        for index, entry in self._entries("sft", seed, 0, count):
             if entry["answer"] is None:
                 raise InputError(
                     f"dataset {self._dataset!r} has no answers to show; it can be used for RL only."
@@ -226,22 +240,27 @@ class ReasoningGym:
             metadata={"family": self._dataset},
         )
 
-    def _entries(self, split: Split, seed: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Index and entry of a split's members in order; questions are distinct, but for RL, which
-        has no end. Raises InputError where the dataset has no more of them."""
-        source, seen, last = self._open(seed), set[str](), 0
-        for index in itertools.count():
-            entry = source[index]
-            question = entry["question"]
-            if split_of(question) == split and (split == "rl" or question not in seen):
-                seen.add(question)
-                last = index
-                yield index, entry
-            elif index - last > MAX_DRAWS:
-                raise InputError(
-                    f"dataset {self._dataset!r} with this config has no more than {len(seen)} "
-                    f"distinct {split} questions; ask for fewer."
-                )
+    def _entries(
+        self, split: Split, seed: int, start: int, count: int
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Index and entry of the split's members `start`, `start + 1`, ... in order; questions are
+        distinct, but for RL, which has no end. Raises InputError where the dataset has no more of
+        them."""
+        source, members = self._open(seed), self._members.setdefault((split, seed), _Members())
+        with _looking:
+            while len(members.indices) < start + count:
+                question = source[members.looked_at]["question"]
+                if split_of(question) == split and question not in members.seen:
+                    members.indices.append(members.looked_at)
+                    members.seen |= {question} if split != "rl" else set()
+                elif members.looked_at - max(members.indices[-1:], default=0) > MAX_DRAWS:
+                    raise InputError(
+                        f"dataset {self._dataset!r} with this config has no more than "
+                        f"{len(members.indices)} distinct {split} questions; ask for fewer."
+                    )
+                members.looked_at += 1
+        for index in members.indices[start : start + count]:
+            yield index, source[index]
 
     def _open(self, seed: int) -> Any:
         library = load_reasoning_gym()

@@ -35,6 +35,19 @@ async def test_gold_answers_score_one_boxed_or_not_and_silence_scores_zero(datas
             assert verdict.score == score, (content, verdict)
 
 
+def test_a_late_problem_needs_no_look_at_all_before_it_and_is_the_same_in_each_process():
+    options = {"dataset": "chain_sum", "config": {"max_digits": 2}}
+    drawn, fresh = build("reasoning-gym", options), build("reasoning-gym", options)
+    ids = [
+        problem.id for start in range(0, 4000, 8) for problem in drawn.problems("rl", 8, 0, start)
+    ]
+    looked_at = drawn._members["rl", 0].looked_at
+    assert [problem.id for problem in drawn.problems("rl", 8, 0, 3992)] == ids[-8:]
+    assert drawn._members["rl", 0].looked_at == looked_at
+    assert [problem.id for problem in fresh.problems("rl", 8, 0, 3992)] == ids[-8:]
+    assert len(set(ids)) == 4000
+
+
 FEW_SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 

@@ -151,6 +151,16 @@ def test_a_page_of_another_site_changes_and_reads_nothing(stack: Stack, web: htt
     assert rebound.status_code == 401
 
 
+def test_mlflows_assistant_runs_nothing_on_this_machine(stack: Stack, web: httpx.Client) -> None:
+    assistant = f"{stack.mlflow_uri}/ajax-api/3.0/mlflow/assistant"
+    for path in ("message", "sessions/1/permission", "sessions/1/tool-result"):
+        assert web.post(f"{assistant}/{path}", json={"message": "hi"}).status_code == 401
+        asked = web.post(f"{assistant}/{path}", json={"message": "hi"}, headers=basic())
+        assert (asked.status_code, "not offered" in asked.text) == (404, True)
+    assert web.get(f"{assistant}/providers/claude_code/health", headers=basic()).status_code == 404
+    assert web.get(f"{assistant}/config", headers=basic()).status_code == 200, "pages read it"
+
+
 def test_a_browser_that_opened_a_link_reads_every_page(stack: Stack) -> None:
     link = login_link(f"{stack.prefect_ui}/runs")
     with httpx.Client(trust_env=False, timeout=60) as browser:

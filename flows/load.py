@@ -58,6 +58,25 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|.*:.*")
+"""numbers that YAML 1.1 reads in base 8 or 60: 030 is 24, 1:30 is 90"""
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
+    """The number. Raises InputError for one that a person reads otherwise than YAML does."""
+    is_whole = node.tag.endswith(":int")
+    read = loader.construct_yaml_int(node) if is_whole else loader.construct_yaml_float(node)
+    if _OTHER_BASE.fullmatch(node.value):
+        raise InputError(
+            f"line {node.start_mark.line + 1}: {node.value} is {str(read)[:20]} in YAML; write the"
+            " number without a leading 0 or a colon, or a text in quotes"
+        )
+    return read
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
+
 _MOST_NODES = 100_000
 """values of a recipe, with each alias written out"""
 

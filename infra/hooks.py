@@ -59,7 +59,8 @@ def resolve(kind: str, name: str, builtins: Mapping[str, str]) -> Callable[..., 
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+    listed = ", ".join(names[:_MOST_LISTED]) or "nothing"
+    return listed + (", ..." if len(names) > _MOST_LISTED else "")
 
 
 def construct(kind: str, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:

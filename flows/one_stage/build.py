@@ -132,7 +132,13 @@ def _from_rows(asked: OneStage) -> dict[str, Any]:
         epochs = 1.0 if asked.epochs is None else asked.epochs
         if not 0 < epochs < inf:
             raise InputError(f"--epochs {epochs}: a number of passes above 0, e.g. 2 or 0.5")
-        steps = ceil(_learned(asked) * epochs / batch) if asked.data else STEPS["sft"]
+        passed = _learned(asked) * epochs if asked.data else inf
+        if batch > max(passed, BATCH_SIZE):
+            raise InputError(
+                f"--batch-size {batch}: the files give {ceil(passed)} rows to learn in"
+                f" {epochs:g} passes; give at most as many, or more --epochs"
+            )
+        steps = ceil(passed / batch) if asked.data else STEPS["sft"]
     optimizer = settings.pop("optimizer")
     optimizer |= {"decay": "cosine", "min_lr_ratio": 0.1, "warmup_steps": steps // 30}
     written = {"steps": steps, **settings, "optimizer": optimizer}

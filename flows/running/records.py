@@ -309,8 +309,7 @@ def _meant(wanted: str, entries: Sequence[RunEntry], names: Collection[str]) -> 
 
 
 def find_run_of(run: str, stage: str, command: str) -> tuple[RunRecord, str]:
-    """The run and the stage of a command whose words are RUN and STAGE, or RUN/STAGE; the error for
-    swapped ones has the right command."""
+    """Run and stage of a command's words RUN and STAGE, or RUN/STAGE; swapped ones are refused."""
     if not stage and not has_run(run):
         run, _, stage = run.partition("/")
     if stage and has_run(stage) and not has_run(run):

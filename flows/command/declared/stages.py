@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from flows.command.app import (
     Json,
+    Model,
     Set,
     Template,
     app,
@@ -20,13 +21,6 @@ from flows.command.app import (
     sessions_app,
 )
 
-Model = Annotated[
-    str,
-    Parameter(
-        help="an HF folder, ORG/NAME of a hub (or hf:ORG/NAME), a GGUF file,"
-        " pypi:PACKAGE==VERSION/FILE.gguf, a digest (or its beginning), or a stage as RUN/STAGE"
-    ),
-]
 Root = Annotated[str, Parameter(help="the store of the artifact that is the model")]
 Columns = Annotated[
     list[str],

@@ -79,7 +79,8 @@ host.prepare_environment()
 import os
 print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
 """
-    hooks = ("shared_prompts", "rendezvous", "shared_names", "mapped_weights", "fp8_folders")
+    others = ("rendezvous", "shared_names", "mapped_weights", "fp8_folders")
+    hooks = ("shared_prompts", "model_names", *others)
     parts = ["install", *(f"install_{name}" for name in hooks)]
     assert _run(code).split("\n") == [*parts, "True False False"]
 

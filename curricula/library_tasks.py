@@ -179,6 +179,10 @@ class _Members:
     """their questions, where none may come again"""
     looked_at: int = 0
 
+    @property
+    def newest(self) -> int:
+        return self.indices[-1] if self.indices else 0
+
 
 class ReasoningGym:
     """Judged by the `reasoning-gym` reward; a demonstration is the entry's own answer."""
@@ -252,8 +256,9 @@ class ReasoningGym:
                 question = source[members.looked_at]["question"]
                 if split_of(question) == split and question not in members.seen:
                     members.indices.append(members.looked_at)
-                    members.seen |= {question} if split != "rl" else set()
-                elif members.looked_at - max(members.indices[-1:], default=0) > MAX_DRAWS:
+                    if split != "rl":
+                        members.seen.add(question)
+                elif members.looked_at - members.newest > MAX_DRAWS:
                     raise InputError(
                         f"dataset {self._dataset!r} with this config has no more than "
                         f"{len(members.indices)} distinct {split} questions; ask for fewer."

@@ -42,7 +42,7 @@ SUPPORTED = (
 
 
 class Asked(NamedTuple):
-    """What comes before the answer."""
+    """Holds what comes before the answer."""
 
     turns: list[Turn]
     columns: str

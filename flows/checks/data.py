@@ -54,7 +54,7 @@ _SECONDS = 10.0
 
 @dataclass(slots=True)
 class _FirstRows:
-    """What became of a source's first rows."""
+    """Counts what became of a source's first rows."""
 
     read: int = 0
     without_thought: int = 0

@@ -67,7 +67,7 @@ class CommandConsole(Console):
             self.say(f"-- {title}")
 
     def say_line(self, text: str) -> None:
-        """What somebody else wrote may be in it, and cannot look like a line of ours."""
+        """Say a line with text of somebody else in it, which cannot look like one of ours."""
         self.say(shown_line(text))
 
     def say(self, text: str, style: str | None = None) -> None:

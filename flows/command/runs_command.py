@@ -149,8 +149,8 @@ _RAYS_OWN = re.compile(r"\S+ \S+\tINFO job_manager\.py|Running entrypoint for jo
 
 
 def _copy(log: TextIO, job: str, live: bool) -> None:
-    """What the log has more than was read of it; an event is said in words. While it is written, a
-    line that has no end yet waits."""
+    """Print what was written to the log since it was read; an event is said in words. While it is
+    written, a line that has no end yet waits."""
     at = log.tell()
     while line := log.readline():
         if live and not line.endswith("\n"):

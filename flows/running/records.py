@@ -119,7 +119,7 @@ def _seconds_at(record: StageRecord | RunState, now: float) -> float:
 
 
 class RunHead(Config):
-    """What a run is. Written once."""
+    """Says what a run is, and is written once."""
 
     run: FileName
     flow: str
@@ -309,7 +309,7 @@ def _meant(wanted: str, entries: Sequence[RunEntry], names: Collection[str]) -> 
 
 
 def find_run_of(run: str, stage: str, command: str) -> tuple[RunRecord, str]:
-    """Run and stage of a command's words RUN and STAGE, or RUN/STAGE; swapped ones are refused."""
+    """Find the run and stage that RUN STAGE, or RUN/STAGE, name; swapped ones are refused."""
     if not stage and not has_run(run):
         run, _, stage = run.partition("/")
     if stage and has_run(stage) and not has_run(run):

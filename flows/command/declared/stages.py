@@ -104,7 +104,7 @@ LmFolder = Annotated[str, Parameter(help="folder of your own tasks of lm-eval")]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all these commands take beside their data."""
+    """Holds the options that all these commands take beside their data."""
 
     model: Model
     template: Template = ""

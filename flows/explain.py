@@ -6,7 +6,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -87,9 +87,9 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
     if kind == "string_pattern_mismatch":
         return f"{characters(item['ctx']['pattern'])}; got {item['input']!r:.80}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        known = ", ".join(_fields_at(root, location))
-        named = f"; known here: {known}" if known else ""
-        return f"write fields below it, as `name: value`; got {item['input']!r:.80}{named}"
+        return _fields_wanted(item["input"], location, _fields_at(root, location))
+    if kind == "list_type" and "files" in (known := _fields_at(root, (*location, 0))):
+        return _fields_wanted(item["input"], location, known)
     if kind == "union_tag_not_found":
         return f"write its `kind`; got {item['input']!r:.80}"
     if kind == "union_tag_invalid":
@@ -108,6 +108,16 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
     expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
     hint = nearest(str(item["input"]).lower(), expected).removesuffix("?")
     return f"{message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
+
+
+def _fields_wanted(given: Any, location: tuple[Any, ...], known: Sequence[str]) -> str:
+    """Return what to write in place of one value; of names of files, exactly that."""
+    named = [given] if isinstance(given, str) else given
+    if "files" in known and isinstance(named, list) and all(isinstance(n, str) for n in named):
+        field = next((part for part in reversed(location) if isinstance(part, str)), "")
+        return f"write `{field}: {{files: [{', '.join(named)}]}}`; got {given!r:.80}"
+    beside = f"; known here: {', '.join(known)}" if known else ""
+    return f"write fields below it, as `name: value`; got {given!r:.80}{beside}"
 
 
 def _missing(root: type[BaseModel], location: tuple[Any, ...]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.home import home
-from infra.secret_references import environment_without_secrets
+from infra.secret_references import ask_program
 
 _DRIVER = Path("/proc/driver/nvidia")
 _ASK_S = 10.0
@@ -103,7 +103,7 @@ def gpu_sizes() -> tuple[int, ...]:
     only = ["-i", chosen] if chosen else []
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", *only]
     try:
-        done = _run(command, _ASK_S)
+        done = ask_program(command, _ASK_S)
         done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return ()
@@ -132,21 +132,11 @@ def _asked(number: int, what: str) -> str:
     name = names[number] if number < len(names) and names[number] else str(number)
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "-i", name]
     try:
-        done = _run(command, _ASK_S)
+        done = ask_program(command, _ASK_S)
         done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-def _run(
-    command: list[str], limit_s: float, folder: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a tool that needs none of our secrets. Raises OSError and TimeoutExpired."""
-    return subprocess.run(
-        command, cwd=folder, env=environment_without_secrets(os.environ), capture_output=True,
-        text=True, timeout=limit_s,
-    )  # fmt: skip
 
 
 def torch_build() -> TorchBuild:
@@ -225,7 +215,7 @@ def compile_problem() -> str:
         linked = ["g++", "-shared", "k.o", f"-L{found}/lib64", "-lcudart", *driver, "-o", library]
         for command in (compiled, linked):
             try:
-                done = _run(command, COMPILE_S, folder)
+                done = ask_program(command, COMPILE_S, folder)
             except subprocess.TimeoutExpired:
                 return f"{command[0]} took more than {COMPILE_S:.0f} s"
             except OSError as error:

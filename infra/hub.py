@@ -159,9 +159,12 @@ def explained(name: str) -> Generator[None]:
 
 def explain(error: Exception, name: str) -> TributaryError:
     """Return what an error of the hub's library means to a person."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.OfflineModeIsEnabled):
+    is_absent = isinstance(error, errors.LocalEntryNotFoundError)
+    if isinstance(error, errors.OfflineModeIsEnabled) or (
+        is_absent and constants.is_offline_mode()
+    ):
         return InputError(
             f"{name} has to be asked of the hub, and HF_HUB_OFFLINE is set: unset it, and start the"
             " stack again (`tributary down`, `tributary up`), whose jobs have its environment"
@@ -182,7 +185,7 @@ def explain(error: Exception, name: str) -> TributaryError:
         return InputError(f"{name} is no name of a model: {error}")
     if isinstance(error, errors.HfHubHTTPError):
         return _refused(error.response.status_code, name, error)
-    if isinstance(error, errors.LocalEntryNotFoundError) or _is_network(error):
+    if is_absent or _is_network(error):
         told = StorageError(
             f"{name}: the hub cannot be reached ({_short(error)}), and the model is not in the"
             " cache; check the network and HF_ENDPOINT, then run again"

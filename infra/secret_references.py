@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -229,6 +230,17 @@ def with_secrets_of_the_store(environment: Mapping[str, str]) -> dict[str, str]:
 def environment_without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with no secret at all: for what neither reads the store nor runs stages."""
     return {n: text for n, text in environment.items() if not is_secret_variable(n, text)}
+
+
+def ask_program(
+    command: Sequence[str], seconds: float, folder: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program for what it prints; it gets no secret, for it may run what others have
+    configured, as `git` does. Raises OSError and subprocess.TimeoutExpired."""
+    return subprocess.run(
+        command, cwd=folder, env=environment_without_secrets(os.environ), capture_output=True,
+        text=True, errors="replace", timeout=seconds, check=False,
+    )  # fmt: skip
 
 
 def for_part(environment: Mapping[str, str], options: Any) -> dict[str, str]:

@@ -155,22 +155,31 @@ def resume(run: Run = "", /) -> int:
     help_epilogue=examples(
         "check mine/recipe.yaml",
         "check cpu-demo --set 'resources.stages.unified-sft.trainer={dp: 1}'",
-        "check cpu-demo --json",
+        "check cpu-demo --until agent-rl --json",
     )
 )
 def check(
-    recipe: str, /, *, set_: Set | None = None, full: bool = False, json: Json = False
+    recipe: str,
+    /,
+    *,
+    set_: Set | None = None,
+    until: str = "",
+    full: bool = False,
+    json: Json = False,
 ) -> int:
     """Validate a recipe; print its plan on one screen: what is cached, what will run, where, and
     what it takes; then what to be careful about.
 
     Args:
         recipe: A YAML file, or the name of a shipped or saved recipe.
+        until: End after this stage, as `run --until` does.
         full: Show the resolved recipe, algorithms, every reason to run, memory and room, too.
     """
     from flows.command.show import show_check
+    from flows.running.chosen_stages import ChosenStages
 
-    return show_check(recipe, set_ or [], full, json, console)
+    chosen = ChosenStages(until_stage=until)
+    return show_check(recipe, set_ or [], chosen, full, json, console)
 
 
 @app.command(help_epilogue=examples("report --open", "report cpu-demo --json", "report --serve"))

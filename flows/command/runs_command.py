@@ -241,6 +241,8 @@ def retry_stage(run: str, stage: str, in_process: bool, console: CommandConsole)
     """Start a run of the same recipe that does them again; -> exit code."""
     record, stage = find_run_of(run, stage, "retry")
     arguments, again = _again(record, stage)
+    if not in_process:
+        PrefectApi(running_stack().prefect_api).require(record.head().flow)
     console.say(f"a new run does {', '.join(again)} of {record.run} again")
     head = record.head()
     return start_flow(head.flow, arguments, record.recipe(), "", in_process, console)

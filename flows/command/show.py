@@ -8,6 +8,7 @@ import contextlib
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
 from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.checks.store_checks import KeptBytes
-from flows.command.app import CommandConsole, print_json
+from flows.command.app import CommandConsole, duration, print_json
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.report import build_report
+from flows.running.chosen_stages import ChosenStages
 from flows.running.records import RunRecord, find_run, runs_of, store_of
 from infra.errors import InputError, TributaryError
 
@@ -90,7 +92,12 @@ def size_text(num_bytes: int) -> str:
 
 
 def show_check(
-    name: str, changes: list[str], full: bool, json: bool, console: CommandConsole
+    name: str,
+    changes: list[str],
+    chosen: ChosenStages,
+    full: bool,
+    json: bool,
+    console: CommandConsole,
 ) -> int:
     from flows.checks.memory.fit import size_notes
     from flows.checks.recipe_checks import cautions, check_recipe, notes, packing_notes
@@ -98,13 +105,13 @@ def show_check(
 
     require_variables()
     recipe = load_recipe(name, changes)
-    plan = plan_of("post-train", recipe, {})
+    plan = plan_of("post-train", recipe, chosen.arguments)
     check_recipe(recipe, plan, again=True)
     checked = _checked(recipe, plan)
     warnings, packed = list(cautions(recipe, plan)), list(packing_notes(recipe, plan))
     told = [*notes(recipe, plan), *packed]
     if json:
-        stages = [_described(stage, checked.why.get(stage.name)) for stage in plan]
+        stages = [_described(stage, checked) for stage in plan]
         print_json(
             {
                 "recipe": recipe,
@@ -163,6 +170,8 @@ class _Checked:
     inexact: list[str]
     roles: list[RoleMemory]
     kept: list[KeptBytes]
+    seconds: dict[str, float]
+    """by stage, what it will take if it goes as it went before"""
 
 
 def _checked(recipe: Recipe, plan: list[PlannedStage]) -> _Checked:
@@ -183,7 +192,28 @@ def _checked(recipe: Recipe, plan: list[PlannedStage]) -> _Checked:
         list(inexact(recipe, plan)),
         list(planned_memory(recipe, plan)),
         list(kept_bytes(recipe, plan)),
+        _past_seconds(recipe, plan),
     )
+
+
+_RUNS = 5
+"""so many of a recipe's newest runs are asked how long a stage takes"""
+
+
+def _past_seconds(recipe: Recipe, plan: Sequence[PlannedStage]) -> dict[str, float]:
+    """Return what each stage took when this home last ran it to the end, for the steps that it is
+    to do now."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(TributaryError):  # a store out of reach
+        for record in islice(runs_of(recipe.name, store_of(recipe.storage)), _RUNS):
+            past = record.stages()
+            for stage in plan:
+                ran = past.get(stage.name)
+                if stage.name in found or ran is None or ran.state != "completed":
+                    continue
+                longer = stage.steps / ran.total if stage.steps and ran.total else 1.0
+                found[stage.name] = ran.seconds * longer
+    return found
 
 
 def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str:
@@ -192,24 +222,33 @@ def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str
         return (
             f"{recipe.name}: {len(plan)} stages; which would run is not known: {checked.unreached}"
         )
-    to_run = sum(map(bool, checked.why.values()))
-    store = store_of(recipe.storage)
+    waiting = [name for name, why in checked.why.items() if why]
+    store, count = store_of(recipe.storage), f"{len(waiting)} of {len(plan)} stages are to run"
     if not any(runs_of(recipe.name, store)):
-        return f"{recipe.name} never ran in {store.root}: {to_run} of {len(plan)} stages are to run"
-    others = ", the others are cached" if to_run < len(plan) else ""
-    return f"{recipe.name}: {to_run} of {len(plan)} stages are to run{others}"
+        return f"{recipe.name} never ran in {store.root}: {count}; its first run shows how long"
+    said = f"{recipe.name}: {count}" + (
+        ", the others are cached" if len(waiting) < len(plan) else ""
+    )
+    known = [checked.seconds[name] for name in waiting if name in checked.seconds]
+    if known:
+        parts = "" if len(known) == len(waiting) else f"{len(known)} of them "
+        said += f"; {parts}took {duration(sum(known))} the last time, for as many steps"
+    return said
 
 
 def _plan_table(plan: list[PlannedStage], checked: _Checked) -> Table:
     """Each stage with its state and what it takes."""
     table = Table("stage", "kind", "state", "trainer", "servers", "a device", "store, at most")
+    if checked.seconds:
+        table.add_column("last time")
     for stage in plan:
         device = [r.total + r.filled for r in checked.roles if r.stage == stage.name]
         kept = [k.checkpoints + k.model + k.rollouts for k in checked.kept if k.stage == stage.name]
         state = _state(checked.why.get(stage.name))
         row = (stage.name, stage.kind, state, _layout(stage), servers_of(stage))
-        sizes = (size_text(max(sizes)) if sizes else "" for sizes in (device, kept))
-        table.add_row(*map(escape, row), *sizes)
+        sizes = [size_text(max(sizes)) if sizes else "" for sizes in (device, kept)]
+        took = [duration(checked.seconds.get(stage.name))] if checked.seconds else []
+        table.add_row(*map(escape, row), *sizes, *took)
     return table
 
 
@@ -240,15 +279,16 @@ def _show_rest(
         console.print(kept_table(checked.kept))
 
 
-def _described(stage: PlannedStage, why: list[str] | None) -> dict[str, Any]:
+def _described(stage: PlannedStage, checked: _Checked) -> dict[str, Any]:
     """One stage of `check --json`. `cached` is null where the store or the base is out of reach."""
-    policy = stage.spec.policy
+    policy, why = stage.spec.policy, checked.why.get(stage.name)
     return {
         "name": stage.name,
         "kind": stage.kind,
         "inputs": dict(stage.inputs),
         "cached": None if why is None else not why,
         "why": why or [],
+        "seconds": checked.seconds.get(stage.name),
         "trainer": _layout(stage),
         "servers": servers_of(stage),
         "algorithm": "" if policy is None else describe(policy.algorithm),

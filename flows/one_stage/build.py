@@ -21,7 +21,9 @@ from pydantic import ValidationError
 from curricula.built_in_curricula import OF_LIBRARIES, OF_ROWS
 from curricula.built_in_curricula import build as build_curriculum
 from curricula.prompt_files.prompt_curriculum import Files
+from engines.families.common.model_config import usable_positions
 from engines.types import Split
+from flows.checks.engines import model_config
 from flows.checks.trial.live_parts import leave_out_for
 from flows.command.app import CommandConsole
 from flows.command.models.named_artifacts import model_place
@@ -42,6 +44,7 @@ from flows.running.chosen_stages import ChosenStages
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files, require_names
 from infra.errors import InputError, TrainingStopped
+from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
 from tasks.model_folder.model_files import beside, template_beside
@@ -60,6 +63,10 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     asked = _placed(asked, folder)
     name = expert_name(asked)
     domain, hooks = domain_of(asked)
+    base = {"folder": model_place(asked.model, asked.root)}
+    base |= {"template": asked.template} if asked.template else {}
+    if domain and asked.max_new_tokens is None:
+        domain["max_new_tokens"] = _budget(domain["max_new_tokens"], base)
     expert = {"domain": domain} if domain else {}
     with _on_path(hooks):
         path = _path(asked, domain)
@@ -67,8 +74,7 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     data: dict[str, Any] = {
         "name": asked.name or _recipe_name(f"{asked.kind}-{name}"),
         "seed": asked.seed,
-        "base": {"folder": model_place(asked.model, asked.root)}
-        | ({"template": asked.template} if asked.template else {}),
+        "base": base,
         "experts": {name: {**expert, "path": path}},
     }
     if scores:
@@ -82,6 +88,13 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
         data["hooks"] = hooks
     apply_changes(data, asked.changes)
     return data
+
+
+def _budget(usual: int, base: Mapping[str, Any]) -> int:
+    """Return how many tokens an answer may have where nobody said so: as usual, or half of what the
+    model's context has, if that is less."""
+    positions = usable_positions(model_config(BaseSettings.model_validate(base)) or {})
+    return usual if positions is None else max(min(usual, positions // 2), 1)
 
 
 def validated(asked: OneStage, data: dict[str, Any]) -> Recipe:

@@ -70,6 +70,12 @@ def require_names(patterns: Sequence[str]) -> None:
         raise InputError("files: none is given; name at least one, e.g. chats.jsonl")
     if not all(pattern.strip() for pattern in patterns):
         raise InputError("files: a name is empty; is a variable of the shell not set?")
+    for pattern in patterns:
+        if Path(pattern).is_fifo():
+            raise InputError(
+                f"files: {pattern} is a pipe, which can be read once, and stages read files again;"
+                " write what it gives to a file, and name that"
+            )
 
 
 def find_files(patterns: Sequence[str]) -> list[DataFile]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import re
 import subprocess
@@ -17,7 +16,7 @@ from packaging.requirements import Requirement
 
 from infra.cuda import TorchBuild, compile_problem, has_cuda
 from infra.home import SOURCE_ROOT
-from infra.secret_references import environment_without_secrets
+from infra.secret_references import ask_program
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _CPU_LOCK, _CUDA_LOCK = "cpu.txt", "cuda.txt"
@@ -88,10 +87,7 @@ def torch_build() -> Check:
         return Check("torch", False, "missing", _reinstall())
     asked = [sys.executable, "-c", _ASK_TORCH]
     try:
-        done = subprocess.run(
-            asked, env=environment_without_secrets(os.environ), capture_output=True, text=True,
-            timeout=TORCH_LOADS_S,
-        )  # fmt: skip
+        done = ask_program(asked, TORCH_LOADS_S)
     except subprocess.TimeoutExpired:
         return Check("torch", False, f"not loaded within {TORCH_LOADS_S:.0f} s", "see the machine")
     if done.returncode != 0:

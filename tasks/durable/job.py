@@ -39,7 +39,7 @@ from infra.processes.memory import is_memory_error, kernel_kills, use_one_heap
 from infra.processes.network import bypass
 from infra.processes.secret_file import take_over
 from infra.processes.work_folder import work_folder, work_path
-from infra.secret_references import environment_without_secrets
+from infra.secret_references import ask_program
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.store.origins import Origin, note_origin
 from infra.store.store import Store
@@ -353,10 +353,9 @@ def _git_state(root: Path, files: Sequence[str]) -> tuple[str, bool]:
 def _git(root: Path, *arguments: str) -> str:
     # Without the lock option `status` may rewrite the index under another git command's feet.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    return subprocess.run(
-        command, env=environment_without_secrets(os.environ), capture_output=True, text=True,
-        check=True, timeout=10,
-    ).stdout  # fmt: skip
+    done = ask_program(command, 10)
+    done.check_returncode()
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from infra.errors import StageStalled
 from infra.home import home
 from infra.processes.coroutines import task_stacks
 from infra.processes.part_process import part_stacks
-from infra.secret_references import environment_without_secrets
+from infra.secret_references import ask_program
 from infra.store.removal import NoteKind
 from tasks.stage import Checkpoints, Pulse
 
@@ -181,11 +181,7 @@ def _look_at(pid: int) -> bytes:
         return b"py-spy is not installed\n"
     try:
         # It does not stop the process, so it cannot leave it stopped.
-        done = subprocess.run(
-            [found, "dump", "--nonblocking", "--pid", str(pid)],
-            env=environment_without_secrets(os.environ), capture_output=True,
-            timeout=_PROCESS_SECONDS, check=False,
-        )  # fmt: skip
+        done = ask_program([found, "dump", "--nonblocking", "--pid", str(pid)], _PROCESS_SECONDS)
     except subprocess.TimeoutExpired:
         return b"py-spy did not end in time\n"
-    return done.stdout or done.stderr
+    return (done.stdout or done.stderr).encode()

@@ -17,6 +17,7 @@ from engines.memory.trainer_memory import TrainerNeeds, trainer_memory
 from engines.sglang.spec import CPU_TOKENS
 from flows.checks.memory.machine import (
     GB,
+    core_cautions,
     device_bytes,
     devices_for,
     devices_of,
@@ -328,6 +329,7 @@ def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         roles = planned_memory(recipe, plan)
         together = side_by_side(plan, recipe.resources, roles)
         yield from machine_cautions(roles, machine_bytes(), longest, together)
+        yield from core_cautions(plan)
     elif recipe.resources.devices is None:
         yield from host_cautions(planned_memory(recipe, plan), machine_bytes(), len(gpu_sizes()))
     base = base_model(recipe.base)

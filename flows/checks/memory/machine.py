@@ -4,6 +4,7 @@ without GPUs has room for them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,8 @@ _SHARE = 0.75
 """of the machine's memory that may be taken: ranks took up to a fifth more than is computed, and
 Ray ends processes when nearly all of it is taken"""
 _FEWEST_TOKENS = 256
+_CROWDED = 4
+"""ranks or servers a core from which a plan looks like a mistake"""
 _LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -222,6 +225,21 @@ def machine_cautions(
         f"stages {' and '.join(together)} may run side by side and need"
         f" {_said(beside, there, most)}; or set resources.concurrent_stages: 1"
     )
+
+
+def core_cautions(plan: Sequence[PlannedStage]) -> Iterator[str]:
+    """The stage with most ranks or servers, if those are many more than this machine, without a
+    GPU, has cores."""
+    cores = len(os.sched_getaffinity(0))
+    busy = {s.name: (ranks_of(s), _server_devices(s) + _role_devices(s, "")) for s in plan}
+    stage = max(busy, key=lambda name: max(busy[name]), default="")
+    if stage and max(busy[stage]) > _CROWDED * cores:
+        ranks, servers = busy[stage]
+        yield (
+            f"stage {stage} has {ranks} ranks and {servers} servers, and this machine {cores}"
+            " cores, on which they wait for one another: more than one of either a core makes"
+            " nothing faster"
+        )
 
 
 def host_cautions(roles: Sequence[RoleMemory], there: int, per_host: int) -> Iterator[str]:

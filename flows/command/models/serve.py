@@ -76,8 +76,9 @@ class ServeOptions:
 
 def serve(models: Sequence[str], options: ServeOptions, console: CommandConsole) -> int:
     """Serve until Ctrl-C; -> exit code."""
-    key = key_to_ask(options.host, options.port, options.key_variable)
+    require_listenable(options.host)
     served = models_to_serve(models, options)
+    key = key_to_ask(options.host, options.port, options.key_variable)
     shown = shown_key(options.key_variable)
     with Endpoint(logs_folder(), options.host, options.port, key) as endpoint:
         return serve_until_stopped(endpoint, served, endpoint.start_here, shown, console)
@@ -201,14 +202,11 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
 def key_to_ask(host: str, port: int, variable: str) -> str:
     """Return what requests must carry. Raises InputError, also where no server can listen."""
     require_listenable(host)
+    if variable and not os.environ.get(variable):
+        raise InputError(f"--api-key-from {variable}: that variable is not set")
     if not is_free(port):
         raise InputError(f"port {port} is taken: choose another with --port")
-    if variable:
-        key = os.environ.get(variable, "")
-        if not key:
-            raise InputError(f"--api-key-from {variable}: that variable is not set")
-        return key
-    return required_key()
+    return os.environ[variable] if variable else required_key()
 
 
 @dataclass(frozen=True, slots=True)

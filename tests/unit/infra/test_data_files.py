@@ -165,6 +165,15 @@ def test_whole_numbers_keep_all_their_digits(tmp_path: Path):
     assert isinstance(row["a"], int)
 
 
+def test_a_pipe_is_refused_for_it_can_be_read_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(InputError, match="is a pipe, which can be read once"):
+        find_files([str(tmp_path / "rows.jsonl")])
+    read, write = os.pipe()  # what a shell gives for `<(command)`
+    with os.fdopen(read), os.fdopen(write), pytest.raises(InputError, match="is a pipe"):
+        find_files([f"/dev/fd/{read}"])
+
+
 def test_numbers_of_32_bits_keep_the_digits_that_they_have(tmp_path: Path):
     short, half = pa.float32(), pa.float16()
     columns = {

@@ -119,6 +119,14 @@ def test_a_cached_commit_needs_no_connection(hub: Hub, base: Path) -> None:
     assert snapshot(f"hf:org/small@{commit}") == folder
 
 
+def test_a_model_that_may_not_be_asked_for_blames_the_setting_and_not_the_network(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"org/small@main has .* HF_HUB_OFFLINE is set: unset it"):
+        snapshot("hf:org/small")
+
+
 def test_the_commit_is_what_enters_the_digest(hub: Hub, base: Path) -> None:
     first = hub.add_folder("org/small", base)
     assert folder_fingerprint("hf:org/small") == {"hub": "org/small", "commit": first}

@@ -175,12 +175,12 @@ def test_texts_begin_as_those_of_lm_eval_s_own_models(tmp_path: Path, *, adds_st
     assert model.tok_encode("1 + 1").count(start) == adds_start
 
 
-def test_a_task_that_no_file_names_is_warned_of_before_anything_is_trained(tmp_path: Path) -> None:
-    def cautions(*tasks: str, folder: str = "") -> list[str]:
+def test_a_task_that_no_file_names_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    def problems(*tasks: str, folder: str = "") -> list[str]:
         settings = LmEvalSettings(tasks=list(tasks), folder=folder)
-        return list(LmEvalSpec(settings=settings, version="0.4").cautions())
+        return list(LmEvalSpec(settings=settings, version="0.4").problems())
 
-    (found,) = cautions("arc_easy", "mmlu", "arc_esay")
+    (found,) = problems("arc_easy", "mmlu", "arc_esay")
     assert found.startswith("tasks: no file of lm-eval's or of `folder` names 'arc_esay'; correct")
     (tmp_path / "mine.yaml").write_text("task: arc_esay\n")
-    assert cautions("arc_esay", folder=str(tmp_path)) == []
+    assert problems("arc_esay", folder=str(tmp_path)) == []

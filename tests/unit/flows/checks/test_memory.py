@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from io import StringIO
 from typing import cast
@@ -27,7 +28,12 @@ from flows.checks.memory.fit import (
     server_change,
     trainer_change,
 )
-from flows.checks.memory.machine import host_cautions, machine_cautions, side_by_side
+from flows.checks.memory.machine import (
+    core_cautions,
+    host_cautions,
+    machine_cautions,
+    side_by_side,
+)
 from flows.checks.memory.roles import (
     ASLEEP_BYTES,
     RoleMemory,
@@ -331,6 +337,14 @@ def test_on_cpus_a_stage_that_takes_most_of_the_machine_is_a_caution_with_what_t
     assert all("a smaller model" in line for line in hopeless)
 
 
+def test_a_plan_with_many_more_servers_than_cores_is_said_to_be_no_faster() -> None:
+    cores = len(os.sched_getaffinity(0))
+    many = [f"resources.{field}={4 * cores + 1}" for field in ("servers", "default.servers")]
+    few, crowded = (plan_post_train(load_recipe("cpu-smoke", each)) for each in ([], many))
+    (said,) = [*core_cautions(few), *core_cautions(crowded)]
+    assert f"-rl has 1 ranks and {4 * cores + 1} servers, and this machine {cores} cores" in said
+
+
 def test_a_micro_batch_that_the_recipe_leaves_open_is_as_large_as_the_machine_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -360,10 +374,8 @@ def test_a_micro_batch_that_the_recipe_leaves_open_is_as_large_as_the_machine_al
 
 
 def test_stages_that_run_at_once_are_counted_together() -> None:
-    recipe = load_recipe(
-        "cluster",
-        ["base.folder=memory://nowhere/Qwen3-0.6B", "resources.devices=null"],
-    )
+    changes = ["base.folder=memory://nowhere/Qwen3-0.6B", "resources.devices=null"]
+    recipe = load_recipe("cluster", changes)
     plan = [stage for stage in plan_post_train(recipe) if stage.expert]
     roles = planned_memory(recipe, plan)
 

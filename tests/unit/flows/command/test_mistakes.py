@@ -77,6 +77,9 @@ MISTAKES = {
     "sft --model https://huggingface.co/org/a/tree/main --data chats.jsonl": "write hf:org/a$",
     "check mine.yaml --set tracking.experiment=": "the value is empty",
     "check mine.yaml --set rounds.harder.agnet=[{}]": "no such expert. Did you mean 'agent'",
+    "check mine.yaml --until agent-lr": "--until agent-lr: no such stage; .* did you mean",
+    "check mine.yaml --set 'experts.agent.path=[{sft: {data: chats.jsonl}}]'": "sft.data: write"
+    " `data: {{files: .chats.jsonl.}}`; got",
     "check mine.yaml --set seed=1 --set seed=2": "seed is set twice; keep one",
     "check mine.yaml --set seed=010": "010 is 8 in YAML; write the number without a leading 0",
     "check mine.yaml --set seed=1:30": "1:30 is 90 in YAML; write the number without",

@@ -99,7 +99,7 @@ def test_a_model_folder_elsewhere_is_copied_once(home: Path, tmp_path: Path) -> 
         ("cpu-smoke/general-rl", "no run of `cpu-smoke` has made it; did you mean"),
         ("other-run/agent-rl", "no run, run name or recipe `other-run` .* write hf:other-run/"),
         ("cpu-smok/whatever", r"did you mean `cpu-smoke`\? For a model of the hub write hf:cpu-s"),
-        ("Qwen/Qwen2.5-0.5B", "hf:Qwen/Qwen2.5-0.5B@main: .*No folder, run or recipe is called Q"),
+        ("Qwen/Qwen2.5-0.5B", "hf:Qwen/Qwen2.5-0.5B@main .*No folder, run or recipe is called Q"),
         ("./agent-rl", "there is no such folder, seen from"),
         ("@best", "the local stack is down"),
     ],

@@ -38,6 +38,10 @@ def test_each_refusal_says_what_to_do(run: RecordedRun, capsys: pytest.CaptureFi
         assert exit_code([command, "agent-rl", "first"]) == 2
         said = " ".join(capsys.readouterr().err.split())
         assert f"the run comes first: tributary {command} first agent-rl" in said
+    assert exit_code(["retry", "first", "agent-rl"]) == 1
+    told = capsys.readouterr()
+    assert "the local stack is down" in told.err
+    assert not told.out, "no run is said to begin"
     with working_on(run.run):
         assert exit_code(["retry", "first", "agent-rl"]) == 2
     assert f"tributary cancel {run.run}" in capsys.readouterr().err

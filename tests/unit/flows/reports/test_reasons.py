@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -90,6 +91,31 @@ def test_what_another_recipe_made_is_not_compared(
     caution = told.index("stage general-rl: algorithm.temperature: is 0.7")
     assert told.index("mine never ran in ") < caution < told.index("A resumed run ends")
     assert len(told.splitlines()) <= 40, "one screen"
+
+
+def test_what_is_to_run_is_said_to_take_as_long_as_it_took_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["check", "cpu-demo", *words])
+        return capsys.readouterr().out
+
+    assert "its first run shows how long" in told()
+    record = new_run(recipe(), "post-train", {}, in_process=True)
+    steps = next(s for s in plan_post_train(recipe()) if s.name == "agent-rl").steps
+    kinds = {"agent-rl": "rl", "agent-sft": "sft"}
+    for name, state in (("agent-rl", "completed"), ("agent-sft", "cached")):
+        record.put_stage(
+            StageRecord(name=name, kind=kinds[name], state=state, seconds=90.0, total=steps)
+        )
+    twice = ["--set", f"experts.agent.path.rl.steps={2 * steps}", "--until", "agent-rl"]
+    said = told(*twice)
+    assert "3 of 3 stages are to run; 1 of them took 3 min the last time" in said
+    assert "evaluate" not in said, "it ends where it is told to"
+    by_name = {stage["name"]: stage for stage in json.loads(told(*twice, "--json"))["stages"]}
+    assert by_name["agent-rl"]["seconds"] == 180.0
+    assert by_name["agent-sft"]["seconds"] is None, "what was cached took no time"
 
 
 def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ class ReasoningGym:
         source, members = self._open(seed), self._members.setdefault((split, seed), _Members())
         with _looking:
             while len(members.indices) < start + count:
-                question = source[members.looked_at]["question"]
+                question = self._entry(source, members.looked_at)["question"]
                 if split_of(question) == split and question not in members.seen:
                     members.indices.append(members.looked_at)
                     if split != "rl":
@@ -266,6 +266,16 @@ class ReasoningGym:
                 members.looked_at += 1
         for index in members.indices[start : start + count]:
             yield index, source[index]
+
+    def _entry(self, source: Any, index: int) -> Mapping[str, Any]:
+        """Raises InputError for a dataset that has as many entries as it was made for."""
+        try:
+            return source[index]
+        except IndexError:
+            raise InputError(
+                f"dataset {self._dataset!r} makes all its entries when it is loaded, and has none"
+                f" at {index}; take one that makes each entry when it is asked for"
+            ) from None
 
     def _open(self, seed: int) -> Any:
         library = load_reasoning_gym()

@@ -29,7 +29,6 @@ WANTED = {
     "list_type": "a list, each of its items behind a `-` or all in [ ]",
 }
 """what a field takes, by the type of pydantic's error where something else is written"""
-_YES_AND_NO = " (Yes, No, on and off are true and false in YAML)"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -97,7 +96,7 @@ def _sentence(item: dict[str, Any], location: tuple[Any, ...], root: type[BaseMo
         hint = nearest(str(item["ctx"]["tag"]), kinds)
         return f"`kind` is one of {', '.join(kinds)}; got '{item['ctx']['tag']}'{hint}"
     if kind in WANTED and location[-1] == "[key]":
-        return f"a key is a text: put it into quotes, got {item['input']!r:.80}{_YES_AND_NO}"
+        return f"a key is a text: put it into quotes, got {item['input']!r:.80}"
     if kind in WANTED and item["input"] is None:
         return "has no value; write one, or take the line out"
     if kind in WANTED:

@@ -21,9 +21,13 @@ from infra.secret_references import written_secrets
 SHIPPED = Path(__file__).parent / "recipes"
 
 
+_BY_US = ("bool", "float", "timestamp")
+"""kinds of values that YAML 1.1 sees in more texts than a person means"""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key written twice, a key that is no scalar and an alias within what it
-    names, and reads `2e-3` as a number."""
+    names. It reads `2e-3` as a number, and `no`, `on` and days as the texts that they are."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         line = self.peek_event().start_mark.line + 1
@@ -58,24 +62,35 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|.*:.*")
-"""numbers that YAML 1.1 reads in base 8 or 60: 030 is 24, 1:30 is 90"""
+_Loader.yaml_implicit_resolvers = {
+    sign: [(tag, form) for tag, form in known if tag.rpartition(":")[2] not in _BY_US]
+    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+"""what YAML 1.1 takes for a number in base 8 or 60: 030 is 24, 1:30 is 90"""
+_FLOAT = r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
+_FORMS = {
+    "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "float": (rf"{_FLOAT}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+    "int": (_OTHER_BASE.pattern, "-+0123456789"),
+}
+for _kind, (_form, _signs) in _FORMS.items():
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_form})$"), list(_signs)
+    )
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
     """The number. Raises InputError for one that a person reads otherwise than YAML does."""
-    is_whole = node.tag.endswith(":int")
-    read = loader.construct_yaml_int(node) if is_whole else loader.construct_yaml_float(node)
     if _OTHER_BASE.fullmatch(node.value):
         raise InputError(
-            f"line {node.start_mark.line + 1}: {node.value} is {str(read)[:20]} in YAML; write the"
-            " number without a leading 0 or a colon, or a text in quotes"
+            f"line {node.start_mark.line + 1}: {node.value:.20} would be read in base 8 or 60;"
+            " write the number without a leading 0 or a colon, or a text in quotes"
         )
-    return read
+    return loader.construct_yaml_int(node)
 
 
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 _MOST_NODES = 100_000
 """values of a recipe, with each alias written out"""
@@ -90,20 +105,11 @@ def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
 def parse_yaml(text: str) -> Any:
     """Raises YAMLError, and InputError that names the line for a key or an alias that is wrong."""
     try:
-        found = yaml.load(text, _Loader)
-        repr(found)  # Python writes no number of thousands of digits, which `9:59:59...` may be
-        return found
-    except ValueError as error:  # a day that does not exist, e.g. 2024-13-45
+        return yaml.load(text, _Loader)
+    except ValueError as error:  # a number of thousands of digits
         raise yaml.YAMLError(str(error)) from None
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
@@ -293,15 +299,21 @@ def _without_secrets(recipe: Recipe, where: str) -> Recipe:
 def apply_changes(data: dict[str, Any], changes: Iterable[str]) -> bool:
     """Apply changes `a.b=value` in place. Files that they name are seen from the folder where they
     were typed; whether any is, is returned. Raises InputError."""
+    written: list[tuple[Any, Any]] = []
     for change in changes:
-        set_field(data, change)
+        written.append(set_field(data, change, written))
     before = _unshared(data)
     place_files(data, Path.cwd(), recipe_names())
     return data != before
 
 
-def set_field(data: dict[str, Any], change: str) -> None:
-    """Apply `a.b=value` in place; the value is read as YAML. Missing parents are created."""
+def set_field(
+    data: dict[str, Any], change: str, written: Sequence[tuple[Any, Any]] = ()
+) -> tuple[Any, Any]:
+    """Apply `a.b=value` in place; the value is read as YAML. Missing parents are created. Return
+    what holds the field, and its key there.
+
+    Raises InputError, also where the field, or one below it, is among those that were `written`."""
     key, equals, text = change.partition("=")
     if not equals or not key:
         raise InputError(f"--set {change}: write it as field.path=value")
@@ -319,13 +331,26 @@ def set_field(data: dict[str, Any], change: str) -> None:
     for part in parents:
         here = _child(here, part, change)
     value = option_value(f"--set {change}", text)
+    held: tuple[Any, Any] = (here, last)
     if isinstance(here, list):
-        here, last = _holder(here, last, change)
-        here[last] = value
-    elif isinstance(here, dict):
-        here[last] = value
-    else:
+        held = _holder(here, last, change)
+    elif not isinstance(here, dict):
         raise InputError(f"--set {change}: `{'.'.join(parents)}` is a value, it has no fields")
+    for other, field in written:
+        if (other is held[0] and field == held[1]) or _is_within(other, _at(*held)):
+            raise InputError(f"--set {change}: {key}, or a field below it, is set twice; keep one")
+    held[0][held[1]] = value
+    return held
+
+
+def _at(holder: Any, key: Any) -> Any:
+    return holder.get(key) if isinstance(holder, dict) else holder[key]
+
+
+def _is_within(wanted: Any, value: Any) -> bool:
+    """Return whether this very mapping or list is the value or a part of it."""
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return wanted is value or any(_is_within(wanted, each) for each in below)
 
 
 def _unshared(value: Any) -> Any:

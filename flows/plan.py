@@ -358,7 +358,7 @@ class Plan:
         """Models by name; `home` are the domains in which each is sampled in full. Without a domain
         there is nothing to score them by but lm-eval's tasks."""
         self._lm_eval(models)
-        if not domains:
+        if not domains or self.recipe.evaluate is None:
             return
         spec = EvaluateSpec(
             seed=self.recipe.seed,

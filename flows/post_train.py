@@ -94,6 +94,7 @@ def plan_expert(
 
 def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStage]:
     """HF folders by name, on the recipe's domains."""
+    _require_evaluation(recipe)
     plan = Plan(recipe)
     imported = {name: plan.imported(name, folder) for name, folder in models.items()}
     everywhere = [domain.name for domain in recipe.domains]
@@ -101,8 +102,18 @@ def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStag
     return plan.stages
 
 
+def _require_evaluation(recipe: Recipe) -> None:
+    """Raises InputError for a recipe that scores no model."""
+    if recipe.evaluate is None:
+        raise InputError(
+            f"recipe {recipe.name} cannot run so: `evaluate` is null, and this scores models; take"
+            " the line out"
+        )
+
+
 def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
     """Plan so many rounds in all, whatever the expert's path holds."""
+    _require_evaluation(recipe)
     return plan_expert(recipe, expert, _path(recipe, expert, rounds))
 
 

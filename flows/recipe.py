@@ -207,7 +207,8 @@ class Recipe(Config):
     """by name, e.g. `reasoning`; at least one"""
     unified: Unified | None = None
     """optional; without it the recipe ends with its experts"""
-    evaluate: EvaluateSettings = EvaluateSettings()
+    evaluate: EvaluateSettings | None = EvaluateSettings()
+    """how every model is scored on held-out problems; null: none is"""
     lm_eval: LmEvalSettings = LmEvalSettings()
     """tasks of lm-evaluation-harness, on which every model is scored too; needs `lm-eval`"""
     rounds: RoundsSettings = RoundsSettings()

@@ -162,13 +162,14 @@ def explain(error: Exception, name: str) -> TributaryError:
     from huggingface_hub import constants, errors
 
     is_absent = isinstance(error, errors.LocalEntryNotFoundError)
-    if isinstance(error, errors.OfflineModeIsEnabled) or (
-        is_absent and constants.is_offline_mode()
-    ):
-        return InputError(
-            f"{name} has to be asked of the hub, and HF_HUB_OFFLINE is set: unset it, and start the"
-            " stack again (`tributary down`, `tributary up`), whose jobs have its environment"
-        )
+    offline = (
+        f"{name} has to be asked of the hub, and HF_HUB_OFFLINE is set: unset it, and start the"
+        " stack again (`tributary down`, `tributary up`), whose jobs have its environment"
+    )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return InputError(offline)
+    if is_absent and constants.is_offline_mode():
+        return StorageError(offline)
     if isinstance(error, errors.GatedRepoError):
         return InputError(
             f"{name} is gated: accept its terms on its page, and set HF_TOKEN to a token of that"

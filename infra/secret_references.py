@@ -28,8 +28,13 @@ from infra.shown_text import holds_secret, masked
 
 _REFERENCE = re.compile(r"secret:([A-Z][A-Z0-9_]*)")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
-_IN_VARIABLE = re.compile(r"TOKEN(?!S|IZ)|KEY(?![A-Z])|SECRET|PASSW|CREDENTIAL")
+_IN_VARIABLE = re.compile(
+    r"TOKEN(?!S|IZ)|KEY(?![A-Z])|SECRET|PASSW|CREDENTIAL|BEARER|COOKIE|WEBHOOK|(?<!ASK)PASS$|AUTH$"
+    r"|_DSN$"
+)
 """what an environment variable that holds a secret is called"""
+_GIT = re.compile(r"GIT_CONFIG_(COUNT|KEY_\d+|VALUE_\d+)")
+"""git's settings, which it takes all or not at all; a value may be a header with a password"""
 _CERTAIN = re.compile(
     r"(^|_)(api_?key|apikey|access_key|secret|secret_key|private_key|(access|auth|api|bearer)_token"
     r"|passwd|password|passphrase|credentials?|authorization|cookie)$"
@@ -229,7 +234,19 @@ def with_secrets_of_the_store(environment: Mapping[str, str]) -> dict[str, str]:
 
 def environment_without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with no secret at all: for what neither reads the store nor runs stages."""
-    return {n: text for n, text in environment.items() if not is_secret_variable(n, text)}
+    kept = {n: text for n, text in environment.items() if not is_secret_variable(n, text)}
+    return _with_settings_of_git(kept, environment)
+
+
+def _with_settings_of_git(
+    kept: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Keep git's settings where none of their values looks like a secret: what is mounted from
+    elsewhere is read only where one of them says that it may be."""
+    settings = {name: text for name, text in environment.items() if _GIT.fullmatch(name)}
+    others = {name: text for name, text in kept.items() if name not in settings}
+    is_safe = not any(_is_secret("", text) or "auth" in text.lower() for text in settings.values())
+    return others | settings if is_safe else others
 
 
 def ask_program(

@@ -258,13 +258,14 @@ def _of_resources(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:
     longest = _longest(recipe.domains)
-    for number, way in enumerate(recipe.evaluate.sampling):
+    scored = recipe.evaluate
+    for number, way in enumerate(scored.sampling if scored else ()):
         if way.thought_tokens is not None and 0 < longest <= way.thought_tokens:
             yield (
                 f"evaluate.sampling.{number}.thought_tokens: {way.thought_tokens} ends no thought,"
                 f" as a rollout has at most {longest} tokens (`max_new_tokens`); lower it"
             )
-    if len(recipe.domains) < 2 and _is_written(recipe.evaluate, "samples_elsewhere"):
+    if scored and len(recipe.domains) < 2 and _is_written(scored, "samples_elsewhere"):
         yield "evaluate.samples_elsewhere: is not used, as there is one domain only; leave it out"
     for field in type(recipe.lm_eval).model_fields:
         if not recipe.lm_eval.tasks and _is_written(recipe.lm_eval, field):

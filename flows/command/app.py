@@ -165,18 +165,11 @@ console = CommandConsole(emoji=False)
 errors = CommandConsole(stderr=True, emoji=False)
 
 
-def _each_once(_: Any, changes: Sequence[str] | None) -> None:
-    fields = [change.partition("=")[0] for change in changes or ()]
-    if twice := next((field for field in fields if fields.count(field) > 1), ""):
-        raise ValueError(f"{twice} is set twice; keep one")
-
-
 Set = Annotated[
     list[str],
     Parameter(
         name="--set",
         negative=(),
-        validator=_each_once,
         help="change a field, e.g. experts.agent.path.rl.steps=4",
     ),
 ]

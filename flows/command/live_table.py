@@ -26,6 +26,8 @@ from flows.reports.report import (
 )
 from flows.running.records import RunRecord, StageRecord
 
+_TELL_S = 30.0
+"""between two lines on how far a stage is"""
 STYLES = {
     "pending": "dim",
     "running": "bold",
@@ -37,7 +39,8 @@ STYLES = {
 
 
 class LiveTable:
-    """`update` redraws in place on a terminal; elsewhere it says each change of a stage's state."""
+    """`update` redraws in place on a terminal; elsewhere it says each change of a stage's state,
+    and now and then how far it is."""
 
     def __init__(
         self, record: RunRecord, plan: list[PlannedStage], console: CommandConsole
@@ -46,6 +49,8 @@ class LiveTable:
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._stages: dict[str, StageRecord] = {}
         self._said: dict[str, str] = {}
+        self._told: dict[str, float] = {}
+        """when something was last said of each stage, by the monotonic clock"""
 
     def __enter__(self) -> LiveTable:
         if self._live is not None:
@@ -67,11 +72,17 @@ class LiveTable:
         if self._live is not None:
             self._live.update(run_table(self._plan, stages), refresh=True)
             return
+        now = time.monotonic()
         for name, stage in stages.items():
             if self._said.get(name) != stage.state:
-                self._said[name] = stage.state
+                self._said[name], self._told[name] = stage.state, now
                 seconds = f" in {stage.seconds:.1f} s" if stage.state == "completed" else ""
                 self._console.print(f"{name}: {stage.state}{seconds}", markup=False)
+            elif stage.state == "running" and stage.total and now - self._told[name] > _TELL_S:
+                self._told[name] = now
+                left = duration(stage.seconds_left(time.time()))
+                ahead = f", about {left} left" if left else ""
+                self._console.print(f"{name}: {stage.done} of {stage.total}{ahead}", markup=False)
 
 
 def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import gc
 import io
@@ -11,16 +10,13 @@ import resource
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from cyclopts import (
     CycloptsError,
-    MissingArgumentError,
     Parameter,
-    UnknownOptionError,
-    UnusedCliTokensError,
 )
 from cyclopts.validators import Number
 
@@ -39,6 +35,7 @@ from flows.command.app import (
     unwrap_help,
 )
 from flows.command.declared import models, runs, stages
+from flows.command.usage import usage_fault
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 from infra.processes.network import bypass
 from infra.shown_text import show_log_records
@@ -277,12 +274,14 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # it shows text of any row and any model
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
         _require_text(words)
         _require_folder()
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        errors.say(f"error: {_of_usage(error)}", style="red")
+        errors.say(f"error: {usage_fault(error)}", style="red")
         code = BAD_INPUT
     except TributaryError as error:
         errors.say(f"error: {error}", style="red")
@@ -341,55 +340,3 @@ def _dump_no_memory() -> None:
     file when it crashes. 1 byte keeps the machine's handler of dumps from it too; 0 does not."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (1 if most else 0, most))
-
-
-def _of_usage(error: CycloptsError) -> str:
-    """Return what is wrong with the words of a command, and where it says what it takes."""
-    command = " ".join(["tributary", *(error.command_chain or ())])
-    if isinstance(error, UnusedCliTokensError):
-        words = error.unused_tokens or []
-        said = f"`{command}` takes no further words: {shlex.join(words)}"
-        if any("=" in word for word in words) and "--set" in sys.argv:
-            said += "; each change has a `--set` before it"
-    elif isinstance(error, MissingArgumentError) and error.argument and not error.argument.tokens:
-        said = f"`{command}` needs {error.argument.name}"
-        words = error.unused_tokens or []
-        if error.argument.name in words:
-            said += " with a value behind it"
-        elif words and error.argument.name.startswith("--"):
-            said += f"; {shlex.join(words)} stands behind no option"
-    elif isinstance(error, UnknownOptionError):
-        said = _of_option(error)
-    else:
-        said = str(error).strip()
-        said = said if said.endswith("...") else said.removesuffix(".")
-    return f"{said}; see `{command} --help`"
-
-
-def _of_option(error: UnknownOptionError) -> str:
-    """Return what to write in place of an option that the command has not: a field of its recipe,
-    an option that is called nearly so, or another command, which has it."""
-    from flows.recipe import Recipe
-
-    option = (error.token.keyword or error.token.value).partition("=")[0]
-    name, said = option.lstrip("-"), f"Unknown option: {option}"
-    own = [each for argument in error.argument_collection for each in argument.names]
-    if "--set" in own and name in Recipe.model_fields:
-        return f"{said}; write --set {name}=VALUE"
-    if near := difflib.get_close_matches(name, [each.lstrip("-") for each in own], 1, 0.7):
-        return f"{said}. Did you mean --{near[0]}?"
-    if having := sorted(_commands_with(option)):
-        return f"{said}; {', '.join(having[:3])} {'have' if having[1:] else 'has'} it"
-    return said
-
-
-def _commands_with(option: str) -> Iterator[str]:
-    waiting = [(name, app[name]) for name in app]
-    while waiting:
-        called, command = waiting.pop()
-        if called.rpartition(" ")[2].startswith("-"):
-            continue
-        waiting += [(f"{called} {name}", command[name]) for name in command]
-        arguments = command.assemble_argument_collection() if command.default_command else ()
-        if any(option in argument.names for argument in arguments):
-            yield f"`{called}`"

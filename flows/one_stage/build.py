@@ -37,13 +37,11 @@ from flows.one_stage.one_domain import (
     expert_name,
     trained_comparisons,
 )
-from flows.plan import SCORING
-from flows.post_train import plan_post_train
 from flows.recipe import MAX_NAME, Recipe
-from flows.running.chosen_stages import ChosenStages
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files, require_names
 from infra.errors import InputError, TrainingStopped
+from infra.hub import is_hub_name
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
@@ -70,7 +68,7 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     expert = {"domain": domain} if domain else {}
     with _on_path(hooks):
         path = _path(asked, domain)
-        scores = asked.scores | _problems(asked, domain) if domain else {}
+        scores = asked.scores | _problems(asked, domain) if domain and asked.evaluates else {}
     data: dict[str, Any] = {
         "name": asked.name or _recipe_name(f"{asked.kind}-{name}"),
         "seed": asked.seed,
@@ -79,6 +77,8 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     }
     if scores:
         data["evaluate"] = scores
+    elif domain and not asked.evaluates:
+        data["evaluate"] = None
     if asked.lm_folder and not asked.lm_tasks:
         raise InputError("--lm-eval-folder: name its tasks by --lm-eval, too")
     if asked.lm_tasks:
@@ -92,7 +92,9 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
 
 def _budget(usual: int, base: Mapping[str, Any]) -> int:
     """Return how many tokens an answer may have where nobody said so: as usual, or half of what the
-    model's context has, if that is less."""
+    model's context has, if that is less. A hub is not asked: its models have room."""
+    if is_hub_name(base["folder"]):
+        return usual
     positions = usable_positions(model_config(BaseSettings.model_validate(base)) or {})
     return usual if positions is None else max(min(usual, positions // 2), 1)
 
@@ -167,7 +169,7 @@ def _data(asked: OneStage) -> dict[str, Any]:
 
 def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
     """Return how many to evaluate, where files hold out fewer than usual."""
-    if "problems" in asked.scores or asked.kind == "distill":
+    if "problems" in asked.scores:
         return {}
     usual = EvaluateSettings.model_fields["problems"].default
     held_out = _prompts(asked, domain, "heldout")
@@ -230,35 +232,32 @@ def start_one(
     asked: OneStage,
     prints_only: bool,
     save: str,
-    evaluates: bool,
     in_process: bool,
     console: CommandConsole,
 ) -> int:
-    """`evaluates`: whether the models are scored, too; -> exit code."""
-    data = recipe_data(asked)
+    """Print and save the recipe; run it unless `prints_only`; -> exit code."""
+    try:
+        data = recipe_data(asked)
+    except InputError as error:  # in a recipe the field is called so
+        raise InputError(re.sub(r"^files: ", "--data: ", str(error))) from None
     recipe = validated(asked, data)
-    chosen = ChosenStages() if evaluates else ChosenStages(until_stage=_last(recipe))
-    text = _written(asked, data, recipe, save, chosen)
+    text = _written(asked, data, recipe, save, prints_only)
     if save:
         _save(Path(save).expanduser(), text)
     console.print(text, markup=False, highlight=False, soft_wrap=True, end="")
     if prints_only:
         return 0
-    return start_flow(FLOW, chosen.arguments, recipe, "", in_process, console)
-
-
-def _last(recipe: Recipe) -> str:
-    """The stage itself, without what scores it."""
-    return [stage.name for stage in plan_post_train(recipe) if stage.name not in SCORING][-1]
+    return start_flow(FLOW, {}, recipe, "", in_process, console)
 
 
 def _written(
-    asked: OneStage, data: dict[str, Any], recipe: Recipe, save: str, chosen: ChosenStages
+    asked: OneStage, data: dict[str, Any], recipe: Recipe, save: str, prints_only: bool
 ) -> str:
-    """With the command that runs it."""
-    until = f" --until {chosen.until_stage}" if chosen.until_stage else ""
+    """Return the recipe, with the command that runs it."""
     file = shlex.quote(save) if save else "FILE"
-    said = f"# What `tributary {asked.kind}` runs. Saved to a file: tributary run {file}{until}\n"
+    said = f"# The recipe that `tributary {asked.kind}` runs; from a file: tributary run {file}\n"
+    if prints_only:
+        said += f"# No reward was tried, and few rows were read: tributary check {file} does that\n"
     if _steps_of_rows(asked, recipe) < FEW:
         said += "# So few steps teach little: --epochs passes the rows more often than once\n"
     return said + as_yaml(data)

@@ -68,6 +68,8 @@ class OneStage:
     """of the stage, as a recipe writes them"""
     epochs: float | None = None
     """passes over the files, where `settings` have no steps; None: one"""
+    evaluates: bool = True
+    """whether the model is scored before and after, where there is a domain"""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """how the models are evaluated, as a recipe writes it"""
     lm_tasks: Sequence[str] = ()

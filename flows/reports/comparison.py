@@ -137,8 +137,8 @@ def require_scores(reports: Sequence[Report]) -> None:
     for report in reports:
         if not report.scores and not report.tasks:
             raise InputError(
-                f"run {report.run} has no scores to compare: its evaluation is not done; see "
-                f"`tributary report {report.run}`"
+                f"run {report.run} has no scores to compare: it was to evaluate nothing, or has"
+                f" not done it yet; see `tributary report {report.run}`"
             )
 
 

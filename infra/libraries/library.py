@@ -16,6 +16,7 @@ import functools
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from types import ModuleType
 from typing import Any, Never, Protocol
 
 from infra.errors import BAD_INPUT, InputError
+from infra.secret_references import for_part
 
 VERIFIERS, INSPECT = "verifiers", "inspect"
 SCORE_FILE = "score.json"
@@ -139,8 +141,9 @@ def read_rows(library: str, name: str, arguments: str) -> Sequence[Row]:
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", _COMMAND, *given],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                text=True, errors="replace", timeout=_READ_S,
+                env=for_part(os.environ, json.loads(arguments)), stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+                timeout=_READ_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise InputError(f"{library} {name!r}: no rows within {_READ_S:g} s") from None

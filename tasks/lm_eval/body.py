@@ -20,6 +20,7 @@ from typing import Any
 
 from infra.errors import BAD_INPUT, EngineError, InputError
 from infra.processes.children import log_tail
+from infra.secret_references import for_part
 from tasks.evaluate.score_statistics import Z95, interval, mean
 from tasks.lm_eval.lm_eval_harness import Order
 from tasks.lm_eval.spec import ANSWERS_FILE, TASK_SCORES_FILE, LmEvalSpec, installed_version
@@ -206,8 +207,8 @@ async def ordered(order: Order, name: str, context: StageContext) -> dict[str, A
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "tasks.lm_eval.lm_eval_harness"),
             *(str(os.getpid()), json.dumps(asdict(order))),
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=output,
-            start_new_session=True,
+            env=for_part(os.environ, {}), stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=output, start_new_session=True,
         )  # fmt: skip
     try:
         assert process.stdout is not None

@@ -121,8 +121,9 @@ def said_of_unrendered(unrendered: Sequence[str]) -> str:
 
 def each_alike(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
     """The batch with weights that make the mean over its trained tokens one over its sequences: of
-    each one's own mean. A sequence without a trained token counts as none."""
-    lengths = [sum(sequence.loss_mask) for sequence in batch]
+    each one's own mean. A sequence without a trained token counts as none; its first token is
+    never trained, whatever its mask says, as nothing is before it."""
+    lengths = [sum(sequence.loss_mask[1:]) for sequence in batch]
     mean = sum(lengths) / max(sum(map(bool, lengths)), 1)
     return [
         replace(sequence, weight=sequence.weight * mean / length) if length else sequence

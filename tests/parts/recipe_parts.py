@@ -26,6 +26,11 @@ SMALL = {
 }
 
 
+def the_last(*changes: str) -> list[str]:
+    """Return the last change of each field: a command refuses two of one."""
+    return list({change.partition("=")[0]: change for change in changes}.values())
+
+
 def unified_path(*kinds: str) -> str:
     """A change that makes these the stages of the unified model, with small settings."""
     return f"unified.path=[{', '.join(f'{kind}: {SMALL[kind]}' for kind in kinds)}]"

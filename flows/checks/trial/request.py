@@ -31,6 +31,7 @@ from rewards.built_in_rewards import BUILT_IN as REWARDS
 from tasks.base.spec import BaseSettings
 from tasks.distill.spec import DistillSpec
 from tasks.domain import CurriculumSpec, Domain
+from tasks.evaluate.spec import EvaluateSettings
 from tasks.nothink import is_asked_of
 from tasks.rl.spec import RlSpec
 
@@ -124,6 +125,7 @@ class Findings(Config):
 def request_of(recipe: Recipe, plan: list[PlannedStage]) -> TrialRequest:
     """The parts that this plan uses."""
     custom = [part for stage in plan for part in _custom(stage)]
+    scored = recipe.evaluate or EvaluateSettings()
     return TrialRequest(
         hooks=recipe.hooks,
         data=recipe.data,
@@ -132,7 +134,7 @@ def request_of(recipe: Recipe, plan: list[PlannedStage]) -> TrialRequest:
         domains=_domains(recipe, plan),
         changed=_changed(recipe),
         forced_thoughts={
-            way.name: bool(way.thought_waits) for way in recipe.evaluate.sampling if way.thought
+            way.name: bool(way.thought_waits) for way in scored.sampling if way.thought
         },
         custom=list({(p.path, p.kind, repr(p.options)): p for p in reversed(custom)}.values()),
     )
@@ -225,7 +227,7 @@ def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Sp
             most[split] = max(count, most.get(split, 1))
     if domain.curriculum.name in OF_ROWS:  # which has an end, and may have no solutions to show
         return {s: n if s == "heldout" else min(n, _DRAWN) for s, n in most.items()}
-    most.setdefault("heldout", recipe.evaluate.problems)
+    most.setdefault("heldout", (recipe.evaluate or EvaluateSettings()).problems)
     most.setdefault("sft", _SHOWN)
     return {
         split: min(count, _DRAWN_HELDOUT if split == "heldout" else _DRAWN)

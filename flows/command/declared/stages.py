@@ -282,8 +282,8 @@ def _start(kind: Any, shared: Shared, evaluates: bool, **more: Any) -> int:
     from flows.one_stage.build import start_one
     from flows.one_stage.one_domain import OneStage
 
-    stage = OneStage(kind=kind, **shared.asked(), **_given(**more))
-    return start_one(stage, shared.print_, shared.save, evaluates, shared.in_process, console)
+    stage = OneStage(kind=kind, evaluates=evaluates, **shared.asked(), **_given(**more))
+    return start_one(stage, shared.print_, shared.save, shared.in_process, console)
 
 
 def _given(**options: Any) -> dict[str, Any]:

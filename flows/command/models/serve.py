@@ -154,7 +154,7 @@ def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
     ]
     return [
         *lines,
-        f"ready: {url}/v1  (Ctrl-C ends it)",
+        f"ready: {url}/v1  (Ctrl-C or SIGTERM ends it)",
         f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
         f"    -d '{json.dumps(body)}'",
     ]

@@ -30,6 +30,7 @@ from infra.sandbox.forwarding import Forwarder
 from infra.sandbox.inside.programs import PYTHON
 from infra.sandbox.python import readable_paths
 from infra.sandbox.sandbox import Limits, SandboxLost, SandboxRefused
+from infra.secret_references import ask_program
 
 PROGRAM = "bwrap"
 SANDBOX_CODE = Path(__file__).parent.parent
@@ -65,7 +66,7 @@ def refusal() -> str:
         return f"`{PROGRAM}` is not installed; on Debian the package is `bubblewrap`"
     tried = [PROGRAM, "--unshare-all", "--ro-bind", "/", "/", "true"]
     try:
-        done = subprocess.run(tried, capture_output=True, text=True, timeout=30, check=False)
+        done = ask_program(tried, 30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"`{PROGRAM}` does not run: {error}"
     if done.returncode:

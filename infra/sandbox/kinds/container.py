@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import secrets
 import shutil
@@ -20,6 +21,7 @@ from infra.sandbox.confine.namespaces import WORK
 from infra.sandbox.connection import Connection
 from infra.sandbox.kinds.bubblewrap import CODE_INSIDE, SANDBOX_CODE
 from infra.sandbox.sandbox import Limits, SandboxLost
+from infra.secret_references import ask_program, environment_without_secrets
 
 PROGRAMS = ("podman", "docker")
 """the first that runs is taken: podman needs no daemon and no root"""
@@ -44,8 +46,7 @@ def runner() -> tuple[str, str]:
             reasons.append(f"`{program}` is not installed")
             continue
         try:
-            asked = [program, "info"]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+            done = ask_program([program, "info"], 60)
         except (OSError, subprocess.TimeoutExpired) as error:
             reasons.append(f"`{program}` does not run: {error}")
             continue
@@ -85,6 +86,7 @@ def start(limits: Limits, image: str) -> AgentSandbox:
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,
+            env=environment_without_secrets(os.environ),
             start_new_session=True,
         )
 
@@ -110,15 +112,16 @@ def start(limits: Limits, image: str) -> AgentSandbox:
 
 def _remove(program: str, name: str) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-        subprocess.run([program, "rm", "-f", name], capture_output=True, timeout=60, check=False)
+        ask_program([program, "rm", "-f", name], 60)
 
 
 def _what_it_says(run: list[str]) -> str:
     """Why the same container does not start; its agent ends at once, as its input is empty."""
     try:
         done = subprocess.run(
-            run, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, errors="replace", timeout=_REASON_SECONDS, check=False,
+            run, env=environment_without_secrets(os.environ), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            timeout=_REASON_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"`{run[0]} run` starts nothing within {_REASON_SECONDS:.0f} s"

@@ -24,6 +24,12 @@ pytestmark = pytest.mark.integration
 DATASETS = ["chain_sum", "leg_counting", "gcd", "number_sorting", "word_sorting"]
 
 
+@pytest.mark.parametrize("dataset", ["word_ladder", "acre", "gsm_symbolic", "list_functions"])
+def test_a_dataset_that_makes_its_entries_in_advance_is_refused_by_name(dataset):
+    with pytest.raises(InputError, match=f"dataset '{dataset}' makes all its entries when it is"):
+        build("reasoning-gym", {"dataset": dataset}).problems("rl", 40, 0)
+
+
 @pytest.mark.parametrize("dataset", DATASETS)
 async def test_gold_answers_score_one_boxed_or_not_and_silence_scores_zero(dataset):
     reward = build_reward("reasoning-gym")

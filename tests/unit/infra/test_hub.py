@@ -123,7 +123,9 @@ def test_a_model_that_may_not_be_asked_for_blames_the_setting_and_not_the_networ
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=r"org/small@main has .* HF_HUB_OFFLINE is set: unset it"):
+    with pytest.raises(
+        StorageError, match=r"org/small@main has .* HF_HUB_OFFLINE is set: unset it"
+    ):
         snapshot("hf:org/small")
 
 

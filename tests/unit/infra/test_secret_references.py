@@ -194,6 +194,18 @@ def test_servers_services_and_parts_get_less() -> None:
     env = dict.fromkeys(HELD, CANARY) | plain | urls
     assert with_secrets_of_the_store(env).keys() == plain.keys() | STORED
     assert environment_without_secrets(env) == plain
+    more = {"SMTP_PASS", "WANDB_AUTH", "BEARER", "SESSION_COOKIE", "SLACK_WEBHOOK", "SENTRY_DSN"}
+    kept = {
+        "SSH_AUTH_SOCK": "/tmp/x",
+        "GIT_ASKPASS": "/bin/x",
+        "XAUTHORITY": "/x",
+        "MY_BYPASS": "1",
+    }
+    assert environment_without_secrets(dict.fromkeys(more, CANARY) | kept) == kept
+    git = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    assert environment_without_secrets(git) == git, "all of them, or git ends with an error"
+    header = {"GIT_CONFIG_KEY_0": "http.extraHeader", "GIT_CONFIG_VALUE_0": "AUTHORIZATION: x y"}
+    assert environment_without_secrets(git | header) == {}
     ours = STORED | {"EXTERNAL_FLEET_KEY"}
     assert for_part(env, ("reward", {})).keys() == env.keys() - ours
     named = ("reward", {"key": "secret:AWS_SECRET_ACCESS_KEY"})

@@ -325,3 +325,5 @@ def test_each_sequence_counts_alike_where_the_mean_is_over_sequences():
     )
     assert total / sum(map(sum, masks)) == pytest.approx((3 + 0.5 * 1 + 5) / 3, rel=1e-12)
     assert each_alike(batch[3:]) == batch[3:]
+    (begins,) = each_alike([TokenSequence(tokens=[1, 2, 3], loss_mask=[1, 1, 1])])
+    assert begins.weight == 1.0, "nothing is before a first token, so that it is never trained"

@@ -20,7 +20,7 @@ from tasks.durable.stage_identity import spec_content
 from tasks.opd.body import _as_rl, check_same_tokens
 from tasks.opd.spec import OpdSettings, OpdSpec
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder, random_base
-from tests.parts.recipe_parts import unified_path
+from tests.parts.recipe_parts import the_last, unified_path
 
 pytestmark = pytest.mark.unit
 
@@ -33,7 +33,7 @@ PATHS = {
 
 
 def recipe(operator: str, *changes: str) -> Recipe:
-    return load_recipe("cpu-smoke", [unified_path(*PATHS[operator]), *changes])
+    return load_recipe("cpu-smoke", the_last(unified_path(*PATHS[operator]), *changes))
 
 
 def plan(operator: str, *changes: str) -> dict[str, PlannedStage]:

@@ -10,6 +10,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError
 from tasks.rl.spec import RlSpec
+from tests.parts.recipe_parts import the_last
 from tests.parts.stage_parts import STEADY
 
 pytestmark = pytest.mark.unit
@@ -38,7 +39,7 @@ def test_resumes_are_exact_and_devices_may_be_shared() -> None:
     ],
 )
 def test_what_makes_no_rollout_partial_is_refused(changed: str, said: str) -> None:
-    recipe = load_recipe("cpu-smoke", [*PARTIAL, f"unified.path.rl.{changed}"])
+    recipe = load_recipe("cpu-smoke", the_last(*PARTIAL, f"unified.path.rl.{changed}"))
     with pytest.raises(InputError, match=said):
         check_recipe(recipe, plan_post_train(recipe))
 

@@ -15,6 +15,7 @@ from flows.post_train import plan_post_train
 from flows.reasons import planned_identities
 from flows.recipe import Recipe
 from infra.errors import InputError
+from tests.parts.recipe_parts import the_last
 from tests.parts.reward_models import with_head
 from tests.parts.tiny import tiny_model
 
@@ -32,7 +33,7 @@ def judge(model: str, more: str = "") -> str:
 
 
 def recipe(*changes: str) -> Recipe:
-    return load_recipe("cpu-smoke", ["resources.servers=3", *changes])
+    return load_recipe("cpu-smoke", the_last("resources.servers=3", *changes))
 
 
 def digests(loaded: Recipe) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from engines.sglang.topology import ServedFleet
 from engines.types import Message, Problem
 from flows.command.models.chat_command import ChatModel, ChatOptions, Conversation, lines_of
+from flows.one_stage.build import recipe_data
+from flows.one_stage.one_domain import OneStage
 from infra.errors import InputError
 from tests.parts.chat_parts import (
     DEEPSEEK_V31,
@@ -20,6 +23,7 @@ from tests.parts.chat_parts import (
     QWEN_TOKENS,
     R1_IN_HEADER,
     chat_folder,
+    random_base,
 )
 from tests.parts.json_server import json_server
 
@@ -88,3 +92,17 @@ def test_thinking_is_asked_for_by_the_template_s_own_switch(
 def test_thinking_of_a_template_that_knows_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--thinking: the model"):
         model_of(tmp_path).check(options(thinking=True))
+
+
+def test_an_answer_of_one_stage_has_at_most_half_of_a_small_models_context(tmp_path: Path) -> None:
+    model = random_base(tmp_path / "model")
+    rows = [{"question": f"1+{n}", "answer": str(n + 1)} for n in range(100)]
+    (tmp_path / "asks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = OneStage(
+        kind="rl", model=str(model), data=[str(tmp_path / "asks.jsonl")], rewards=["math"],
+        settings={"optimizer": {"lr": 1e-6}},
+    )  # fmt: skip
+    (expert,) = recipe_data(asked)["experts"].values()
+    assert expert["domain"]["max_new_tokens"] == 256, "of 512; it was 512, which no prompt fits"
+    (expert,) = recipe_data(replace(asked, max_new_tokens=500))["experts"].values()
+    assert expert["domain"]["max_new_tokens"] == 500, "what a person says stands"

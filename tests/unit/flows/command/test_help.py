@@ -54,7 +54,7 @@ def test_a_docstring_s_lines_are_joined_and_its_arguments_are_not() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rnu"], 'Did you mean "run"? .*; see `tributary --help`'),
+        (["rnu"], "did you mean `run`; see `tributary --help`"),
         (["run"], "`tributary run` needs RECIPE; see `tributary run --help`"),
         (["rollouts", "--stpe", "3"], "Did you mean --step.*; see `tributary rollouts --help`"),
         (["rollouts", "--limit", "x"], "x is not a whole number; see `tributary rollouts --help`"),

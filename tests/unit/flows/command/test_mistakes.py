@@ -15,6 +15,7 @@ pytestmark = pytest.mark.unit
 
 _OF_AGENT = "extends: cpu-smoke\nname: mine\nexperts: {{agent: {{domain: {{rewards: [{}]}}}}}}\n"
 """a recipe with another reward"""
+_RL = "experts.agent.path."
 MISTAKES = {
     "check chats.jsonl": "no field of a recipe, but messages; .* see `tributary preview`",
     "check 'my folder'": "`my folder` is a folder; it holds no .yaml file; `tributary init`",
@@ -24,7 +25,10 @@ MISTAKES = {
     "check mine.yaml --set evaluate.problems=null": "evaluate.problems: has no value; write one",
     "check mine.yaml --set 'evaluate.sampling={top_p: 0.9}'": "must be a list, .* got {{'top_p'",
     "check mine.yaml --set 'evaluate.sampling=[{top_k: 9}]'": "unknown field; did you mean `top_p`",
-    "check keys.yaml": "a key is a text: put it into quotes, got True",
+    "check keys.yaml": "a key is a text: put it into quotes, got 7",
+    "trian": "has no command `trian`; did you mean `sft`, `rl` or `run`",
+    "evalute": "has no command `evalute`; did you mean `evaluate`",
+    "sft --model m --data nope.jsonl": "error: --data: no file matches .*nope.jsonl",
     "check tests.yaml": "rewards.0: problem [^ ]+ has a reference without 'tests'",
     "chat first": "`first` is a run; name one of its stages: first/agent-rl, first/evaluate",
     "rollouts first": "`first` is a run; name one of its stages: first/agent-rl, first/evaluate",
@@ -80,9 +84,12 @@ MISTAKES = {
     "check mine.yaml --until agent-lr": "--until agent-lr: no such stage; .* did you mean",
     "check mine.yaml --set 'experts.agent.path=[{sft: {data: chats.jsonl}}]'": "sft.data: write"
     " `data: {{files: .chats.jsonl.}}`; got",
-    "check mine.yaml --set seed=1 --set seed=2": "seed is set twice; keep one",
-    "check mine.yaml --set seed=010": "010 is 8 in YAML; write the number without a leading 0",
-    "check mine.yaml --set seed=1:30": "1:30 is 90 in YAML; write the number without",
+    "check mine.yaml --set seed=1 --set seed=2": "seed, or a field below it, is set twice; keep",
+    f"check mine.yaml --set {_RL}rl.steps=4 --set {_RL}1.rl.steps=5": "steps=5: .* is set twice",
+    "check mine.yaml --set evaluate.problems=4 --set 'evaluate={samples: 2}'": "evaluate, or a f",
+    "check mine.yaml --set seed=010": "010 would be read in base 8 or 60; write the number without",
+    "check mine.yaml --set seed=08": "08 would be read in base 8",
+    "check mine.yaml --set seed=1:30": "1:30 would be read in base 8 or 60",
     "sft --model m --data chats.jsonl --batch-size 99": "--batch-size 99: the files give 1 rows",
     "fleet check notes.txt": "topology: write fields below it, as `name: value`; got 'hello'",
 }
@@ -100,7 +107,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "many" / subset).mkdir(parents=True)
         (folder / "many" / subset / "rows.jsonl").write_text('{"messages": []}\n')
     (folder / "five.yaml").write_text("5")
-    judge = "{name: judge, options: {prompt: x, choices: {Yes: 1}}, served: {model: base}}"
+    judge = "{name: judge, options: {prompt: x, choices: {7: 1}}, served: {model: base}}"
     (folder / "keys.yaml").write_text(_OF_AGENT.format(judge))
     (folder / "tests.yaml").write_text(_OF_AGENT.format("{name: code, outcome: true}"))
     (folder / "notes.txt").write_text("hello")

@@ -20,7 +20,6 @@ from flows.load import load_recipe
 from flows.one_stage.one_domain import OURS, OneStage, expert_name
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
-from flows.running.chosen_stages import ChosenStages
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord, store_of
 from infra.errors import InputError
@@ -247,7 +246,8 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
     data = printed(capsys, *wanted)
     text = (folder / "my/mine.yaml").read_text()
     assert yaml.safe_load(text) == data
-    assert "tributary run my/mine.yaml --until general-distill" in text.splitlines()[0]
+    assert "from a file: tributary run my/mine.yaml" in text.splitlines()[0]
+    assert data["evaluate"] is None, "what makes data is not scored"
     assert load_recipe("my/mine.yaml").name == "distill-general"
     assert "my/mine.yaml: exists already" in refused(capsys, *wanted)
 
@@ -288,9 +288,8 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
         (["sft", "--data", "chats.jsonl", "--batch-size", "0"], "--batch-size 0: at least 1"),
         (["sft", "--data", "chats.jsonl", "--epochs", "inf"], "--epochs inf: a number of passes"),
         (["rl", "--domain", "agent", "--set", "name=[a"], "--set name=[a: the value is not YAML"),
-        (["rl", "--domain", "agent", "--set", "seed=2024-13-45"], "the value is not YAML: month"),
+        (["rl", "--domain", "agent", "--set", "seed=2024-13-45"], "whole number, got '2024-13-45'"),
         (["rl", "--domain", "agent", "--lr", "5"], "path.0.rl.optimizer.lr: input should be less"),
-        (["rl", "--domain", "agent", "--set", "evaluate.sampling=[{min_p: 1}]"], "min_p: unknown"),
         (["rl", "--domain", "agent", "--set", "sed=1"], "sed: unknown field; did you mean `seed`"),
     ],
 )
@@ -390,11 +389,12 @@ def test_distillation_of_files_holds_out_nothing_and_can_run(
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.rmtree(folder / "model")
     random_base(folder / "model")
-    asked = ["distill", "--model", "model", "--data", "sums.jsonl", "--reward", "exact"]
+    asked = shlex.split("distill --model model --data sums.jsonl --reward exact")
     asked += ["--max-new-tokens", "8"]
     (folder / "mine.yaml").write_text(yaml.safe_dump(printed(capsys, *asked)))
     recipe = load_recipe(str(folder / "mine.yaml"))
-    chosen = ChosenStages(until_stage="sums-distill")
-    check_recipe(recipe, plan_of("post-train", recipe, chosen.arguments))
-    with pytest.raises(InputError, match=r"in the split 'heldout'; raise shares\.heldout"):
-        check_recipe(recipe, plan_of("post-train", recipe, {}))
+    plan = plan_of("post-train", recipe, {})
+    assert [stage.name for stage in plan] == ["base", "sums-distill"]
+    check_recipe(recipe, plan)
+    with pytest.raises(InputError, match="`evaluate` is null, and this scores models"):
+        plan_of("evaluate", recipe, {"models": {}})

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.command import runs_command
+from flows.command import live_table, runs_command
+from flows.command.app import CommandConsole
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.running.new_run import new_run
@@ -139,3 +140,16 @@ def test_following_ends_with_a_run_that_nobody_works_on(
     _put(_run(), "agent-rl", "two", "step 1\n", state="running")
     assert _exit_code("logs", "--follow") == 0
     assert capsys.readouterr().out.endswith("step 1\n")
+
+
+def test_where_no_terminal_shows_a_table_a_line_says_now_and_then_how_far_a_stage_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_table, "_TELL_S", 0.0)
+    run = _run()
+    shown = live_table.LiveTable(run, [], CommandConsole())
+    for done in (0, 5):
+        stage = {"name": "agent-sft", "kind": "sft", "state": "running", "done": done, "total": 20}
+        run.put_stage(StageRecord.model_validate(stage))
+        shown.update()
+    assert capsys.readouterr().out.splitlines() == ["agent-sft: running", "agent-sft: 5 of 20"]

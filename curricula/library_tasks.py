@@ -268,7 +268,7 @@ class ReasoningGym:
             yield index, source[index]
 
     def _entry(self, source: Any, index: int) -> Mapping[str, Any]:
-        """Raises InputError for a dataset that has as many entries as it was made for."""
+        """Raises InputError for a dataset that makes all its entries when it is loaded."""
         try:
             return source[index]
         except IndexError:

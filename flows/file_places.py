@@ -158,6 +158,9 @@ def _absolute(paths: Any, folder: Path) -> Any:
 _ADDED = ("hooks", "data")
 Place = tuple[Any, ...]
 
+_OFF = {("evaluate",)}
+"""fields of which null says something; elsewhere it takes out what another file wrote"""
+
 
 @dataclass(slots=True)
 class Merged:
@@ -202,7 +205,7 @@ class Merged:
         if not kept:
             self._wrote({}, place, file)
         for key, value in cast("dict[Any, Any]", new).items():
-            if value is None and key in kept:
+            if value is None and key in kept and (*place, key) not in _OFF:
                 del kept[key]
                 self._wrote(None, (*place, key), file)
             else:

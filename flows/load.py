@@ -21,13 +21,10 @@ from infra.secret_references import written_secrets
 SHIPPED = Path(__file__).parent / "recipes"
 
 
-_BY_US = ("bool", "float", "timestamp")
-"""kinds of values that YAML 1.1 sees in more texts than a person means"""
-
-
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key written twice, a key that is no scalar and an alias within what it
-    names. It reads `2e-3` as a number, and `no`, `on` and days as the texts that they are."""
+    names. It reads `2e-3` as a number and a day as a text, and refuses what a person may mean
+    otherwise than YAML 1.1 takes it."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         line = self.peek_event().start_mark.line + 1
@@ -62,10 +59,6 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    sign: [(tag, form) for tag, form in known if tag.rpartition(":")[2] not in _BY_US]
-    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 _OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 """what YAML 1.1 takes for a number in base 8 or 60: 030 is 24, 1:30 is 90"""
 _FLOAT = r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
@@ -73,6 +66,14 @@ _FORMS = {
     "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
     "float": (rf"{_FLOAT}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
     "int": (_OTHER_BASE.pattern, "-+0123456789"),
+    "word": ("yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", "yYnNoO"),
+}
+"""what is written without quotes and is no text, in place of YAML's own forms: by kind, all texts,
+and the characters that they begin with"""
+_REPLACED = ("bool", "float", "timestamp")
+_Loader.yaml_implicit_resolvers = {
+    sign: [(tag, form) for tag, form in known if tag.rpartition(":")[2] not in _REPLACED]
+    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _kind, (_form, _signs) in _FORMS.items():
     _Loader.add_implicit_resolver(
@@ -81,16 +82,40 @@ for _kind, (_form, _signs) in _FORMS.items():
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """The number. Raises InputError for one that a person reads otherwise than YAML does."""
+    """The number. Raises InputError for one that a person reads otherwise than YAML does, and
+    ValueError for one of thousands of digits, which nothing could print."""
     if _OTHER_BASE.fullmatch(node.value):
         raise InputError(
             f"line {node.start_mark.line + 1}: {node.value:.20} would be read in base 8 or 60;"
             " write the number without a leading 0 or a colon, or a text in quotes"
         )
-    return loader.construct_yaml_int(node)
+    number = loader.construct_yaml_int(node)
+    str(number)
+    return number
+
+
+def _word(_: _Loader, node: yaml.ScalarNode) -> str:
+    """Raises InputError: it may be a text, or true or false."""
+    raise InputError(
+        f"line {node.start_mark.line + 1}: {node.value} may be a text, or true or false: put it in"
+        " quotes, or write true or false"
+    )
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor("tag:yaml.org,2002:word", _word)
+
+
+class _Writer(yaml.SafeDumper):
+    """It puts into quotes what `_Loader` would not read as a text."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def as_yaml(tree: Any) -> str:
+    """Write what `parse_yaml` reads as the same again."""
+    return yaml.dump(tree, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
+
 
 _MOST_NODES = 100_000
 """values of a recipe, with each alias written out"""
@@ -299,21 +324,23 @@ def _without_secrets(recipe: Recipe, where: str) -> Recipe:
 def apply_changes(data: dict[str, Any], changes: Iterable[str]) -> bool:
     """Apply changes `a.b=value` in place. Files that they name are seen from the folder where they
     were typed; whether any is, is returned. Raises InputError."""
-    written: list[tuple[Any, Any]] = []
+    written: list[list[Any]] = []
     for change in changes:
-        written.append(set_field(data, change, written))
+        where = set_field(data, change)
+        if any(other[: len(where)] == where for other in written):
+            field = change.partition("=")[0]
+            raise InputError(
+                f"--set {change}: {field}, or a field below it, is set twice; keep one"
+            )
+        written.append(where)
     before = _unshared(data)
     place_files(data, Path.cwd(), recipe_names())
     return data != before
 
 
-def set_field(
-    data: dict[str, Any], change: str, written: Sequence[tuple[Any, Any]] = ()
-) -> tuple[Any, Any]:
+def set_field(data: dict[str, Any], change: str) -> list[Any]:
     """Apply `a.b=value` in place; the value is read as YAML. Missing parents are created. Return
-    what holds the field, and its key there.
-
-    Raises InputError, also where the field, or one below it, is among those that were `written`."""
+    the field's place: keys, and positions in lists."""
     key, equals, text = change.partition("=")
     if not equals or not key:
         raise InputError(f"--set {change}: write it as field.path=value")
@@ -327,30 +354,36 @@ def set_field(
     if len(parents) > 2 and parents[0] == "experts" and parents[1] not in experts:
         hint = nearest(parents[1], experts) or f"; there are {', '.join(experts) or 'none'}"
         raise InputError(f"--set {change}: no expert is called `{parents[1]}`{hint}")
+    place: list[Any] = []
     here: Any = data
     for part in parents:
-        here = _child(here, part, change)
+        here = _child(here, part, change, place)
     value = option_value(f"--set {change}", text)
-    held: tuple[Any, Any] = (here, last)
-    if isinstance(here, list):
-        held = _holder(here, last, change)
-    elif not isinstance(here, dict):
+    if not isinstance(here, list | dict):
         raise InputError(f"--set {change}: `{'.'.join(parents)}` is a value, it has no fields")
-    for other, field in written:
-        if (other is held[0] and field == held[1]) or _is_within(other, _at(*held)):
-            raise InputError(f"--set {change}: {key}, or a field below it, is set twice; keep one")
-    held[0][held[1]] = value
-    return held
+    holder, last = _holder(here, last, change, place)
+    holder[last] = value
+    return place
 
 
-def _at(holder: Any, key: Any) -> Any:
-    return holder.get(key) if isinstance(holder, dict) else holder[key]
+def _child(here: Any, part: str, change: str, place: list[Any]) -> Any:
+    if not isinstance(here, list | dict):
+        raise InputError(f"--set {change}: `{part}` is below a value that has no fields")
+    holder, key = _holder(here, part, change, place)
+    if isinstance(here, dict) and here.get(part) is None:
+        here[part] = {}
+    return holder[key]
 
 
-def _is_within(wanted: Any, value: Any) -> bool:
-    """Return whether this very mapping or list is the value or a part of it."""
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return wanted is value or any(_is_within(wanted, each) for each in below)
+def _holder(here: Any, part: str, change: str, place: list[Any]) -> tuple[Any, Any]:
+    """Return what holds a field, or an item of a list or the value under the item's key; and its
+    key there. `place` grows by the way to it."""
+    if isinstance(here, dict):
+        place.append(part)
+        return here, part
+    at, key = entry_of(here, part, f"--set {change}")
+    place += [at, key] if key else [at]
+    return (here[at], key) if key else (here, at)
 
 
 def _unshared(value: Any) -> Any:
@@ -360,20 +393,3 @@ def _unshared(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _unshared(item) for key, item in value.items()}
     return [_unshared(item) for item in value] if isinstance(value, list) else value
-
-
-def _child(here: Any, part: str, change: str) -> Any:
-    if isinstance(here, list):
-        here, key = _holder(here, part, change)
-        return here[key]
-    if not isinstance(here, dict):
-        raise InputError(f"--set {change}: `{part}` is below a value that has no fields")
-    if here.get(part) is None:
-        here[part] = {}
-    return here[part]
-
-
-def _holder(items: list[Any], part: str, change: str) -> tuple[Any, Any]:
-    """Return what holds an item of a list, or the value under the item's key; and its key there."""
-    at, key = entry_of(items, part, f"--set {change}")
-    return (items[at], key) if key else (items, at)

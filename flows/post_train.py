@@ -94,7 +94,8 @@ def plan_expert(
 
 def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStage]:
     """HF folders by name, on the recipe's domains."""
-    _require_evaluation(recipe)
+    if not recipe.lm_eval.tasks:
+        _require_evaluation(recipe)
     plan = Plan(recipe)
     imported = {name: plan.imported(name, folder) for name, folder in models.items()}
     everywhere = [domain.name for domain in recipe.domains]
@@ -106,8 +107,8 @@ def _require_evaluation(recipe: Recipe) -> None:
     """Raises InputError for a recipe that scores no model."""
     if recipe.evaluate is None:
         raise InputError(
-            f"recipe {recipe.name} cannot run so: `evaluate` is null, and this scores models; take"
-            " the line out"
+            f"recipe {recipe.name}: `evaluate` is null, and this flow scores models; remove that"
+            " line"
         )
 
 

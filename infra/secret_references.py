@@ -29,8 +29,7 @@ from infra.shown_text import holds_secret, masked
 _REFERENCE = re.compile(r"secret:([A-Z][A-Z0-9_]*)")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _IN_VARIABLE = re.compile(
-    r"TOKEN(?!S|IZ)|KEY(?![A-Z])|SECRET|PASSW|CREDENTIAL|BEARER|COOKIE|WEBHOOK|(?<!ASK)PASS$|AUTH$"
-    r"|_DSN$"
+    r"TOKEN(?!S|IZ)|KEY(?![A-Z])|SECRET|PASSW|CREDENTIAL|BEARER|COOKIE|WEBHOOK|(^|_)(PASS|AUTH|DSN)$"
 )
 """what an environment variable that holds a secret is called"""
 _GIT = re.compile(r"GIT_CONFIG_(COUNT|KEY_\d+|VALUE_\d+)")
@@ -245,7 +244,9 @@ def _with_settings_of_git(
     elsewhere is read only where one of them says that it may be."""
     settings = {name: text for name, text in environment.items() if _GIT.fullmatch(name)}
     others = {name: text for name, text in kept.items() if name not in settings}
-    is_safe = not any(_is_secret("", text) or "auth" in text.lower() for text in settings.values())
+    is_safe = not any(
+        _is_secret("", text) or "authorization" in text.lower() for text in settings.values()
+    )
     return others | settings if is_safe else others
 
 

@@ -42,7 +42,7 @@ from flows.checks.store_checks import store_cautions, store_problems
 from flows.checks.trial.findings import findings_of
 from flows.checks.trial.request import request_of
 from flows.explain import nearest
-from flows.plan import BASE, MODEL, TEACHER, PlannedStage
+from flows.plan import BASE, EVALUATE, MODEL, TEACHER, PlannedStage
 from flows.post_train import UNIFIED, plan_post_train
 from flows.recipe import Recipe
 from infra.data_files.files import find_files
@@ -243,6 +243,7 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     # A recipe serves several flows and changes: what another would run may be named as well.
     owners = [*recipe.experts, UNIFIED]
     other = [f"{owner}-{kind}" for owner in owners for kind in PATH_KINDS]
+    other += [EVALUATE] if recipe.evaluate is None else []
     names = dict.fromkeys([*(s.name for s in [*plan, *plan_post_train(recipe)]), *other])
     again = re.compile(rf"({'|'.join(other)})-[1-9]\d*")
     for name in pool.stages:

@@ -17,13 +17,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flows.command.app import CommandConsole, print_json, text_table
 from flows.diff import Difference, differences, listed
 from flows.explain import nearest
 from flows.load import (
     SHIPPED,
+    as_yaml,
     is_name,
     read_recipe,
     saved_folder,
@@ -81,7 +80,7 @@ def save_recipe(recipe: str, name: str = "", changes: Sequence[str] = ()) -> Sav
     file = saved_folder() / f"{known.name}.yaml"
     before = _saved_before(file)
     changed = [] if before is None else list(differences(before, written.data))
-    write_whole(file, yaml.safe_dump(written.data, sort_keys=False, allow_unicode=True))
+    write_whole(file, as_yaml(written.data))
     return Saved(known.name, file, before is None, changed)
 
 

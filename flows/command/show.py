@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,7 +20,7 @@ from flows.catalog import plan_of
 from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.checks.store_checks import KeptBytes
 from flows.command.app import CommandConsole, duration, print_json
-from flows.load import load_recipe
+from flows.load import as_yaml, load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.report import build_report
@@ -209,7 +208,7 @@ def _past_seconds(recipe: Recipe, plan: Sequence[PlannedStage]) -> dict[str, flo
             past = record.stages()
             for stage in plan:
                 ran = past.get(stage.name)
-                if stage.name in found or ran is None or ran.state != "completed":
+                if stage.name in found or ran is None or ran.state != "completed" or not ran.mine:
                     continue
                 longer = stage.steps / ran.total if stage.steps and ran.total else 1.0
                 found[stage.name] = ran.seconds * longer
@@ -231,8 +230,8 @@ def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str
     )
     known = [checked.seconds[name] for name in waiting if name in checked.seconds]
     if known:
-        parts = "" if len(known) == len(waiting) else f"{len(known)} of them "
-        said += f"; {parts}took {duration(sum(known))} the last time, for as many steps"
+        of = "" if len(known) == len(waiting) else f" for {len(known)} of them"
+        said += f"; at the pace of earlier runs {duration(sum(known))} in all{of}"
     return said
 
 
@@ -240,7 +239,7 @@ def _plan_table(plan: list[PlannedStage], checked: _Checked) -> Table:
     """Each stage with its state and what it takes."""
     table = Table("stage", "kind", "state", "trainer", "servers", "a device", "store, at most")
     if checked.seconds:
-        table.add_column("last time")
+        table.add_column("as before")
     for stage in plan:
         device = [r.total + r.filled for r in checked.roles if r.stage == stage.name]
         kept = [k.checkpoints + k.model + k.rollouts for k in checked.kept if k.stage == stage.name]
@@ -254,7 +253,7 @@ def _plan_table(plan: list[PlannedStage], checked: _Checked) -> Table:
 
 def _show_recipe(recipe: Recipe, plan: list[PlannedStage], console: CommandConsole) -> None:
     """Resolved, and the full algorithm of each stage that has one."""
-    text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
+    text = as_yaml(recipe.model_dump(mode="json", exclude_defaults=True))
     console.print(text, markup=False, highlight=False)
     for stage in plan:
         if stage.spec.policy is not None:

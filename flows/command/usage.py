@@ -56,9 +56,12 @@ def _of_command(error: UnknownCommandError, command: str) -> str:
     word = (error.unused_tokens or [""])[0]
     owner = error.app if error.app is not None else app
     known = [name for name in owner if not name.startswith("-")]
-    called = {name: f"`{name}`" for name in known} | (_ALSO_CALLED if owner is app else {})
-    near = difflib.get_close_matches(word.lower(), called, 1, 0.6)
-    meant = called[near[0]] if near else ""
+    also = _ALSO_CALLED if owner is app else {}
+    near = [name for name in also if name == word.lower()]
+    near = near or difflib.get_close_matches(word.lower(), known, 1, 0.7)
+    near = near or difflib.get_close_matches(word.lower(), also, 1, 0.8)
+    near = near or difflib.get_close_matches(word.lower(), known, 1, 0.6)
+    meant = also.get(near[0], f"`{near[0]}`") if near else ""
     hint = f"; did you mean {meant}" if meant else f"; there are {', '.join(sorted(known))}"
     return f"`{command}` has no command `{word}`{hint}"
 

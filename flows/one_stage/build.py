@@ -15,7 +15,6 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from curricula.built_in_curricula import OF_LIBRARIES, OF_ROWS
@@ -29,7 +28,7 @@ from flows.command.app import CommandConsole
 from flows.command.models.named_artifacts import model_place
 from flows.command.run_command import start_flow
 from flows.explain import explain
-from flows.load import apply_changes, validate_recipe
+from flows.load import apply_changes, as_yaml, validate_recipe
 from flows.one_stage.one_domain import (
     OneStage,
     columns_of,
@@ -101,10 +100,6 @@ def _budget(usual: int, base: Mapping[str, Any]) -> int:
 
 def validated(asked: OneStage, data: dict[str, Any]) -> Recipe:
     return validate_recipe(data, f"tributary {asked.kind}")
-
-
-def as_yaml(data: dict[str, Any]) -> str:
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _placed(asked: OneStage, folder: Path) -> OneStage:

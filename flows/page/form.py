@@ -114,6 +114,8 @@ class Asked(Config):
     def resolved(self) -> Recipe:
         """The recipe. Raises InputError with the text of `tributary check`."""
         changes = parse_lines(self.overrides)
+        if self.seed and any(change.startswith("seed=") for change in changes):
+            raise InputError("seed: is in its field and among the overrides; keep one of them")
         if self.seed:
             changes.append(f"seed={self.seed}")
         if isinstance(self.recipe, dict):

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from flows.load import as_yaml
 from flows.plan import EVALUATE, PlannedStage
 from flows.post_train import table_of_rounds
 from flows.recipe import Recipe
@@ -199,7 +198,7 @@ def origin_of(head: RunHead, recipe: Recipe, views: Sequence[StageView]) -> Orig
     written = recipe.model_dump(mode="json", exclude_defaults=True)
     versions = {"tributary": str(code.get("version", ""))} if newest else {}
     return Origin(
-        recipe=yaml.safe_dump(written, sort_keys=False, allow_unicode=True),
+        recipe=as_yaml(written),
         seed=recipe.seed,
         commands=_commands(head, recipe, commit),
         versions=versions | dict(newest.libraries if newest else {}),

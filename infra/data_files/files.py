@@ -71,11 +71,18 @@ def require_names(patterns: Sequence[str]) -> None:
     if not all(pattern.strip() for pattern in patterns):
         raise InputError("files: a name is empty; is a variable of the shell not set?")
     for pattern in patterns:
-        if Path(pattern).is_fifo():
+        if _is_pipe(pattern):
             raise InputError(
                 f"files: {pattern} is a pipe, which can be read once, and stages read files again;"
                 " write what it gives to a file, and name that"
             )
+
+
+def _is_pipe(pattern: str) -> bool:
+    try:
+        return Path(pattern).is_fifo()
+    except OSError:  # a name too long, or in a folder that is closed to us: said where it is read
+        return False
 
 
 def find_files(patterns: Sequence[str]) -> list[DataFile]:

@@ -236,9 +236,8 @@ def core_cautions(plan: Sequence[PlannedStage]) -> Iterator[str]:
     if stage and max(busy[stage]) > _CROWDED * cores:
         ranks, servers = busy[stage]
         yield (
-            f"stage {stage} has {ranks} ranks and {servers} servers, and this machine {cores}"
-            " cores, on which they wait for one another: more than one of either a core makes"
-            " nothing faster"
+            f"stage {stage}: ranks: {ranks}, servers: {servers}, and this machine has {cores}"
+            " cores, on which they wait for one another; more than one per core is no faster"
         )
 
 

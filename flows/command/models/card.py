@@ -12,6 +12,7 @@ import yaml
 
 from flows.catalog import plan_of
 from flows.command.models.named_artifacts import NamedModel
+from flows.load import as_yaml
 from flows.recipe import Recipe
 from flows.reports.report import build_report
 from flows.running.records import RunRecord, find_run, run_entries, store_of
@@ -307,5 +308,5 @@ def _recipe(origin: Origin | None) -> Iterator[str]:
         return
     yield "## Recipe"
     yield ""
-    recipe = yaml.safe_dump(json.loads(json.dumps(origin.recipe)), sort_keys=False).strip()
+    recipe = as_yaml(json.loads(json.dumps(origin.recipe))).strip()
     yield markdown_block(recipe, "yaml")

@@ -342,7 +342,7 @@ def test_a_plan_with_many_more_servers_than_cores_is_said_to_be_no_faster() -> N
     many = [f"resources.{field}={4 * cores + 1}" for field in ("servers", "default.servers")]
     few, crowded = (plan_post_train(load_recipe("cpu-smoke", each)) for each in ([], many))
     (said,) = [*core_cautions(few), *core_cautions(crowded)]
-    assert f"-rl has 1 ranks and {4 * cores + 1} servers, and this machine {cores} cores" in said
+    assert f"-rl: ranks: 1, servers: {4 * cores + 1}, and this machine has {cores} cores" in said
 
 
 def test_a_micro_batch_that_the_recipe_leaves_open_is_as_large_as_the_machine_allows(

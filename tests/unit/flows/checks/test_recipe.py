@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml import YAMLError
 
 from engines.algorithms.advantages import GroupAdvantage
 from engines.types import Message, Problem, Status, Transcript
 from flows.checks import engines
 from flows.checks.engines import processor_cautions
 from flows.checks.recipe_checks import check_recipe
-from flows.load import SHIPPED, load_recipe, parse_yaml, read_recipe, set_field
+from flows.load import SHIPPED, as_yaml, load_recipe, parse_yaml, read_recipe, set_field
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.recipes import general_parts
@@ -124,7 +125,7 @@ def test_scientific_notation_is_a_number() -> None:
             ("-1_0.5", -10.5),
         ),
         *(("1_000", 1000), ("0x1F", 31), ("-0", 0), ("0", 0), ("1e", "1e"), ("1.2.3", "1.2.3")),
-        *(("no", "no"), ("on", "on"), ("Y", "Y"), ("true", True), ("False", False), ("~", None)),
+        *(("'no'", "no"), ("none", "none"), ("Y", "Y"), ("true", True), ("False", False)),
         *(("2024-01-01", "2024-01-01"), ("12:30 pm", "12:30 pm"), ("a:b", "a:b"), (".", ".")),
         *(("'010'", "010"), ("'1:30'", "1:30"), ("-.inf", float("-inf")), ("v1.0", "v1.0")),
     ],
@@ -133,6 +134,35 @@ def test_a_value_is_what_a_person_takes_it_for(text: str, meant: object) -> None
     read = parse_yaml(f"[{text}, {{a: {text}}}]")
     assert read == [meant, {"a": meant}]
     assert type(read[0]) is type(meant)
+    assert parse_yaml(as_yaml(read)) == read
+
+
+@pytest.mark.parametrize("text", ["08", "0:30", "1e5", "no", "2024-01-01", "1_0", ".5", "true", ""])
+def test_a_text_that_could_be_something_else_is_written_so_that_it_is_read_as_a_text(
+    text: str,
+) -> None:
+    assert parse_yaml(as_yaml({"a": text})) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [("strict: no", "line 1: no may be a text, or true or false"), ("a: On", "On may be a text"),
+     ("seed: 0x" + "f" * 5000, "4300 digits")],
+)  # fmt: skip
+def test_what_may_mean_two_things_is_refused(written: str, said: str) -> None:
+    with pytest.raises((InputError, YAMLError), match=said):
+        parse_yaml(written)
+
+
+def test_a_recipe_may_evaluate_nothing_whoever_wrote_it(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: cpu-smoke\nname: a\nevaluate: null\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\nname: b\nevaluate: null\n")
+    (tmp_path / "c.yaml").write_text("extends: a.yaml\nname: c\nevaluate: {problems: 8}\n")
+    for name, is_scored in (("a", False), ("b", False), ("c", True)):
+        loaded = load_recipe(str(tmp_path / f"{name}.yaml"))
+        plan = plan_post_train(loaded)
+        assert ("evaluate" in {stage.name for stage in plan}) is is_scored
+        check_recipe(loaded, plan)
 
 
 @pytest.mark.parametrize(

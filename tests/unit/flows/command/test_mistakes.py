@@ -25,7 +25,7 @@ MISTAKES = {
     "check mine.yaml --set evaluate.problems=null": "evaluate.problems: has no value; write one",
     "check mine.yaml --set 'evaluate.sampling={top_p: 0.9}'": "must be a list, .* got {{'top_p'",
     "check mine.yaml --set 'evaluate.sampling=[{top_k: 9}]'": "unknown field; did you mean `top_p`",
-    "check keys.yaml": "a key is a text: put it into quotes, got 7",
+    "check keys.yaml": "line 3: Yes may be a text, or true or false: put it in quotes",
     "trian": "has no command `trian`; did you mean `sft`, `rl` or `run`",
     "evalute": "has no command `evalute`; did you mean `evaluate`",
     "sft --model m --data nope.jsonl": "error: --data: no file matches .*nope.jsonl",
@@ -107,7 +107,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "many" / subset).mkdir(parents=True)
         (folder / "many" / subset / "rows.jsonl").write_text('{"messages": []}\n')
     (folder / "five.yaml").write_text("5")
-    judge = "{name: judge, options: {prompt: x, choices: {7: 1}}, served: {model: base}}"
+    judge = "{name: judge, options: {prompt: x, choices: {Yes: 1}}, served: {model: base}}"
     (folder / "keys.yaml").write_text(_OF_AGENT.format(judge))
     (folder / "tests.yaml").write_text(_OF_AGENT.format("{name: code, outcome: true}"))
     (folder / "notes.txt").write_text("hello")

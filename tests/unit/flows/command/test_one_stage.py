@@ -396,5 +396,5 @@ def test_distillation_of_files_holds_out_nothing_and_can_run(
     plan = plan_of("post-train", recipe, {})
     assert [stage.name for stage in plan] == ["base", "sums-distill"]
     check_recipe(recipe, plan)
-    with pytest.raises(InputError, match="`evaluate` is null, and this scores models"):
+    with pytest.raises(InputError, match="`evaluate` is null, and this flow scores models"):
         plan_of("evaluate", recipe, {"models": {}})

@@ -107,11 +107,15 @@ def test_what_is_to_run_is_said_to_take_as_long_as_it_took_a_step(
     kinds = {"agent-rl": "rl", "agent-sft": "sft"}
     for name, state in (("agent-rl", "completed"), ("agent-sft", "cached")):
         record.put_stage(
-            StageRecord(name=name, kind=kinds[name], state=state, seconds=90.0, total=steps)
+            StageRecord(
+                name=name, kind=kinds[name], state=state, seconds=90.0, total=steps, mine=True
+            )
         )
     twice = ["--set", f"experts.agent.path.rl.steps={2 * steps}", "--until", "agent-rl"]
     said = told(*twice)
-    assert "3 of 3 stages are to run; 1 of them took 3 min the last time" in said
+    assert (
+        "3 of 3 stages are to run; at the pace of earlier runs 3 min in all for 1 of them" in said
+    )
     assert "evaluate" not in said, "it ends where it is told to"
     by_name = {stage["name"]: stage for stage in json.loads(told(*twice, "--json"))["stages"]}
     assert by_name["agent-rl"]["seconds"] == 180.0

@@ -15,7 +15,7 @@ from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptFiles
 from curricula.splits import EpochOrders
 from engines.types import Demonstration, Message, Problem, Split
-from infra.data_files.rows import BadRow, Reason, many_left_out
+from infra.data_files.rows import BadRow, Reason, by_fault, many_left_out
 from infra.errors import InputError
 from infra.store.manifest import StageWarning
 
@@ -103,7 +103,7 @@ class Files:
                 yield f"{at}: read as {looks}; not read: {', '.join(sorted(counts.unread))}"
             if counts.bad:
                 reasons = ", ".join(f"{n} {why}" for why, n in counts.bad.items())
-                first = "; ".join(counts.named[:3])
+                first = "; ".join(by_fault(counts.named[:3]))
                 yield f"{at}: {sum(counts.bad.values())} bad rows left out ({reasons}): {first}"
             if counts.duplicates:
                 yield f"{at}: {counts.duplicates} rows left out, as an earlier one has their prompt"

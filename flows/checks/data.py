@@ -23,7 +23,7 @@ from flows.checks.engines import model_config, positions_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import store_at
-from infra.data_files.rows import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason, by_fault
 from infra.errors import InputError, StorageError, TributaryError
 from infra.processes.leftovers import temporary_folder
 from infra.store.artifacts import ArtifactStore
@@ -77,7 +77,7 @@ class _FirstRows:
     def said(self) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.bad.most_common())
         return f"{self.bad.total()} of {self.which} {self.read} rows ({reasons}): " + "; ".join(
-            self.named[:_NAMED]
+            by_fault(self.named[:_NAMED])
         )
 
     @property

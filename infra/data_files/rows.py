@@ -5,7 +5,7 @@ why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO, Protocol, cast
@@ -59,7 +59,7 @@ class RowTally:
         if self.num_bad <= max_bad_share * judged:
             return
         reasons = ", ".join(f"{n} {why}" for why, n in self.bad.most_common())
-        first = "\n".join(f"  {line}" for line in self.named)
+        first = "\n".join(f"  {line}" for line in by_fault(self.named))
         which = "" if self.read == num_rows else "first "
         raise TrainingStopped(
             f"{self.num_bad} of the {which}{self.read} rows of {', '.join(files)} cannot be used"
@@ -67,12 +67,26 @@ class RowTally:
             f" max_bad_share. The first (`tributary preview --json --read N` has all):\n{first}"
         )
 
+    @property
+    def said(self) -> str:
+        """What is wrong with the first bad rows, in one line."""
+        return "; ".join(by_fault(self.named))
+
     def as_json(self) -> dict[str, Any]:
         return {"read": self.read, "bad": dict(self.bad), "named": list(self.named)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RowTally:
         return RowTally(value["read"], Counter(value["bad"]), list(value["named"]))
+
+
+def by_fault(named: Iterable[str]) -> list[str]:
+    """Put lines `place: fault` of one fault together: `a.jsonl:1, a.jsonl:2: has no prompt`."""
+    places: dict[str, list[str]] = {}
+    for line in named:
+        place, _, fault = line.partition(": ")
+        places.setdefault(fault, []).append(place)
+    return [f"{', '.join(each)}: {fault}" for fault, each in places.items()]
 
 
 def many_left_out(tallies: Sequence[RowTally]) -> Iterator[StageWarning]:
@@ -85,7 +99,7 @@ def many_left_out(tallies: Sequence[RowTally]) -> Iterator[StageWarning]:
     reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common())
     yield StageWarning(
         what=f"{bad.total()} of the {read} rows that were read were left out",
-        cause=f"{reasons}; e.g. {'; '.join(named[:2])}",
+        cause=f"{reasons}; e.g. {'; '.join(by_fault(named)[:2])}",
         advice="correct them, or say which columns hold what; `tributary preview` shows it",
         figures={"left_out": bad.total(), "read": read},
     )

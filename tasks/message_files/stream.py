@@ -217,7 +217,7 @@ class MessageStream:
         if not self._has_good:
             raise InputError(
                 f"files: no row of {', '.join(self._source.files)} can be trained on: "
-                + "; ".join(self.counts.named)
+                + self.counts.said
             )
         self._epoch, self._window = self._epoch + 1, 0
         self._windows = self._windows_of(self._epoch)

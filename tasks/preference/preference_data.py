@@ -19,7 +19,7 @@ from engines.algorithms.reward_losses import Compares
 from engines.batching import Comparison, TokenSequence
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
-from infra.data_files.rows import BadRow, Reason, Rows, RowTally, many_left_out
+from infra.data_files.rows import BadRow, Reason, Rows, RowTally, by_fault, many_left_out
 from infra.errors import InputError
 from infra.home import home
 from infra.store.manifest import StageWarning
@@ -200,7 +200,7 @@ def opened_preferences(
 def _require_some(found: Preferences) -> None:
     """Raises InputError where nothing can be learned."""
     if not found.sides:
-        told = "; ".join(line for tally in found.tallies for line in tally.named)
+        told = "; ".join(tally.said for tally in found.tallies if tally.named)
         raise InputError(f"data: no row can be learned from: {told}")
     if len(set(found.verdicts)) == 1:
         said = "good" if found.verdicts[0] else "bad"
@@ -279,7 +279,7 @@ class PreferenceSupply:
             stage, len(self), f"{self._found.from_what} {', '.join(self._found.names)}"[:500]
         )
         for tally in self._found.tallies:
-            for line in tally.named:
+            for line in by_fault(tally.named):
                 reporter.warn(f"left out: {line}")
 
     def batches(self, start: int, stop: int) -> list[list[Comparison]]:

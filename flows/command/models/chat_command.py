@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -188,6 +189,7 @@ def chat(artifact: str, options: ChatOptions, root: str, console: CommandConsole
     model.check(options)
     logs = home() / "logs" / "chat" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     is_terminal = sys.stdin.isatty()
+    lines = _typed(console) if is_terminal else _piped()
     told = CommandConsole(stderr=True)
     with Endpoint(logs, LOOPBACK, free_ports(1)[0], "") as endpoint:
         told.print(f"starting the model; logs in {logs}", markup=False, soft_wrap=True)
@@ -195,7 +197,7 @@ def chat(artifact: str, options: ChatOptions, root: str, console: CommandConsole
         talk = Conversation(endpoint.url, model, options)
         if is_terminal:
             told.print(f"{NEW} begins anew, {QUIT} or Ctrl-D ends, Ctrl-C stops an answer")
-        for line in _lines(console, is_terminal):
+        for line in lines:
             if line == QUIT:
                 break
             if line == NEW:
@@ -205,11 +207,15 @@ def chat(artifact: str, options: ChatOptions, root: str, console: CommandConsole
     return 0
 
 
-def _lines(console: CommandConsole, is_terminal: bool) -> Iterator[str]:
-    if not is_terminal:
-        for raw in sys.stdin:
-            yield raw.strip()
-        return
+def _piped() -> Iterator[str]:
+    """Wait for the first message, so that no model is started for none. Raises InputError."""
+    first = sys.stdin.readline()
+    if not first:
+        raise InputError("there is no message: standard input is empty; each line of it is one")
+    return (line.strip() for line in chain([first], sys.stdin))
+
+
+def _typed(console: CommandConsole) -> Iterator[str]:
     while True:
         try:
             yield console.input("[bold]> [/bold]").strip()

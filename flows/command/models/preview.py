@@ -30,7 +30,7 @@ from flows.explain import validated
 from flows.one_stage.one_domain import columns_of
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files, require_names
-from infra.data_files.rows import BadRow, Reason
+from infra.data_files.rows import BadRow, Reason, by_fault
 from infra.errors import InputError
 from infra.shown_text import shown
 from rewards.exact import BY_LETTER, COMPARING, written_as_floats
@@ -320,6 +320,6 @@ def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
     yield from seen.notes
     for reason, count in counts.bad.most_common():
         yield f"bad: {count} {reason}"
-    yield from (f"  {line}" for line in counts.named)
+    yield from (f"  {line}" for line in by_fault(counts.named))
     if more := len(seen.bad) - len(counts.named):
         yield f"  and {more} more: --json lists all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from engines.sglang.topology import ServedFleet
 from engines.types import Message, Problem
+from flows.command.main import main
 from flows.command.models.chat_command import ChatModel, ChatOptions, Conversation, lines_of
 from flows.one_stage.build import recipe_data
 from flows.one_stage.one_domain import OneStage
@@ -106,3 +108,14 @@ def test_an_answer_of_one_stage_has_at_most_half_of_a_small_models_context(tmp_p
     assert expert["domain"]["max_new_tokens"] == 256, "of 512; it was 512, which no prompt fits"
     (expert,) = recipe_data(replace(asked, max_new_tokens=500))["experts"].values()
     assert expert["domain"]["max_new_tokens"] == 500, "what a person says stands"
+
+
+def test_a_pipe_that_says_nothing_starts_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_of(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "standard input is empty" in capsys.readouterr().err

@@ -296,7 +296,10 @@ def test_all_bad_rows_are_listed_as_json_and_counted_by_a_curriculum(
     ]
     with pytest.raises(SystemExit):
         main(["preview", *arguments])
-    assert "  and 9 more: --json lists all" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "  and 9 more: --json lists all" in printed
+    named = ", ".join(f"a.jsonl:{n + 1}" for n in range(0, 15, 3))
+    assert f"  {named}: " in printed, "one fault of five rows is said once"
     with pytest.raises(TrainingStopped, match=r"^14 of the 40 rows"):
         Files(sources={"files": [str(tmp_path / "a.jsonl")]}).num_rows("rl")
     with pytest.raises(SystemExit) as ended:

@@ -230,8 +230,8 @@ def _outlook(recipe: Recipe, plan: list[PlannedStage], checked: _Checked) -> str
     )
     known = [checked.seconds[name] for name in waiting if name in checked.seconds]
     if known:
-        of = "" if len(known) == len(waiting) else f" for {len(known)} of them"
-        said += f"; at the pace of earlier runs {duration(sum(known))} in all{of}"
+        of = "" if len(known) == len(waiting) else f", for {len(known)} of them"
+        said += f"; at the pace of earlier runs {duration(sum(known))}, one after another{of}"
     return said
 
 

@@ -116,6 +116,8 @@ class Updates:
         self.made = 0
         self.skipped = 0
         """steps that were to update a model and did not"""
+        self.idle = 0
+        """of those, the ones since the last update"""
         self._without_gradient = 0
         """of those made, the ones whose gradient was exactly 0"""
 
@@ -123,8 +125,10 @@ class Updates:
         """Take the trainer's metrics of one step in; empty where it was skipped."""
         if not metrics:
             self.skipped += 1
+            self.idle += 1
             return
         self.made += 1
+        self.idle = 0
         self._without_gradient += metrics.get("grad_norm", 1.0) == 0.0
 
     def require_gradient(self, why: str) -> None:

@@ -51,6 +51,7 @@ class LiveTable:
         self._said: dict[str, str] = {}
         self._told: dict[str, float] = {}
         """when something was last said of each stage, by the monotonic clock"""
+        self._warned: dict[str, str] = {}
 
     def __enter__(self) -> LiveTable:
         if self._live is not None:
@@ -83,6 +84,14 @@ class LiveTable:
                 left = duration(stage.seconds_left(time.time()))
                 ahead = f", about {left} left" if left else ""
                 self._console.print(f"{name}: {stage.done} of {stage.total}{ahead}", markup=False)
+                self._warn(name, stage)
+
+    def _warn(self, name: str, stage: StageRecord) -> None:
+        """Say the newest warning once."""
+        newest = "".join(map(str, stage.warnings[-1:]))
+        if newest and self._warned.get(name) != newest:
+            self._warned[name] = newest
+            self._console.print(f"warning: {name}: {newest}", style="yellow", markup=False)
 
 
 def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
@@ -101,6 +110,9 @@ def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table
             f"{seconds:.1f} s" if seconds else "",
             duration(stage.seconds_left(time.time())),
         )
+    busy = [stage for stage in stages.values() if stage.state == "running"]
+    warned = [f"{stage.name}: {said}" for stage in busy for said in stage.warnings[-1:]]
+    table.caption = Text("\n".join(warned), "yellow") if warned else None
     return table
 
 

@@ -75,7 +75,7 @@ class StageRecord(Found):
     message: Said = ""
     metrics: dict[str, float] = Field(default_factory=dict)
     warnings: list[StageWarning] = Field(default_factory=list[StageWarning])
-    """of its artifact"""
+    """of its artifact; while it runs, the newest"""
 
     @property
     def is_done(self) -> bool:

@@ -25,6 +25,7 @@ from flows.running.records import RunRecord, RunState, StageRecord
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError, StageFailed, StorageError, TributaryError
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.manifest import StageWarning
 from infra.timeline import TRACE_FILE
 from infra.user_files import InstalledFiles
 from tasks.durable.attempts import (
@@ -41,6 +42,8 @@ from tasks.durable.stage_identity import StageIdentity, stage_identity
 _NAMED = 3
 RECORD_SECONDS = 1.0
 """how often a running stage's record is rewritten"""
+_NEWEST_WARNINGS = 3
+"""those of a running stage that its record shows"""
 
 
 def again_in(
@@ -316,13 +319,19 @@ class _Recorded:
         self._inner.progress(done, total, message)
 
     def warn(self, message: str) -> None:
+        """Show it while the stage runs; its artifact has what is to be kept."""
         self._inner.warn(message)
+        warned = [*self._stage.warnings, StageWarning(what=message)][-_NEWEST_WARNINGS:]
+        if time.monotonic() - self._written >= RECORD_SECONDS:
+            self._show(warnings=warned)
+        else:
+            self._stage = self._stage.model_copy(update={"warnings": warned})
 
     def started(self, job: str, attempt: int, mine: bool) -> None:
         self._began, self._since = time.time(), time.monotonic()
         self._show(
             state="running", job=job, mine=mine, started=self._began, before=self._before,
-            begun_at=0.0,
+            begun_at=0.0, warnings=[],
         )  # fmt: skip
         self._inner.started(job, attempt, mine)
 
@@ -348,7 +357,7 @@ class _Recorded:
         )
 
     def end(self, state: str, message: str = "", artifact: ArtifactRecord | None = None) -> None:
-        made = {} if artifact is None else _of_artifact(artifact)
+        made = {"warnings": []} if artifact is None else _of_artifact(artifact)
         seconds = round(self._before + time.monotonic() - self._since, 2)
         self._put(state=state, message=message[:2000], seconds=seconds, **made)
 

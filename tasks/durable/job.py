@@ -31,7 +31,14 @@ from typing import Any, cast
 from infra.access import listening_host, reachable
 from infra.code.identity import CodeIdentity
 from infra.code.undeclared_reads import watch_reads
-from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
+from infra.errors import (
+    FencedOut,
+    InputError,
+    OutOfMemory,
+    StageStalled,
+    TrainingStopped,
+    TributaryError,
+)
 from infra.home import SOURCE_ROOT
 from infra.processes.coroutines import place_of
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
@@ -121,7 +128,9 @@ def _attempt(store: Store, given: JobInput, claims: Claims, stop: StopFlag, puls
 
 
 def _failed(error: BaseException, retryable: bool, exit_code: int) -> End:
-    traceback.print_exception(error)
+    # What a person wrote or what was learned says it all; Prefect's page shows each line of a log.
+    is_plain = isinstance(error, InputError | TrainingStopped) and error.__cause__ is None
+    traceback.print_exception(type(error), error, None if is_plain else error.__traceback__)
     sys.stderr.flush()
     return End(
         outcome="failed",

@@ -65,6 +65,8 @@ _CURVES = (
     "truncated_share",
     "zero_variance_share",
 )
+_IDLE_STEPS = (5, 20, 100)
+"""in a row without an update, after each of which it is said"""
 NEVER = -1
 """the step of an evaluation that was not made"""
 
@@ -141,6 +143,7 @@ class RlRecord:
         is_solved = metrics.get("outcome_mean", 0.0) >= SOLVED
         if result.trained or not (result.critic or is_solved):
             self.updates.observe(result.trained)
+            self._warn_of_idleness()
         shown = result.shown_groups
         self._last_steps.add(result.step, shown, self._gallery, result.logprobs)
         self._report(result.step, metrics)
@@ -159,6 +162,15 @@ class RlRecord:
             self._reporter.warn(f"step {result.step}: {fault}")
         self.solved = self._watch.observe(result.step, metrics, reason)
         self.verdicts.require_some(result.step, self._watch.max_failed_share)
+
+    def _warn_of_idleness(self) -> None:
+        """Say early that nothing is learned: a stage may have days to go."""
+        if self.updates.idle in _IDLE_STEPS:
+            cause = self.verdicts.nothing_learned(self.counts.filtered)
+            self._reporter.warn(
+                f"step {self.step}: none of the last {self.updates.idle} steps made an update, as"
+                f" {cause}"
+            )
 
     def conclude(self, needs: Collection[Need], domains: Collection[str] = ()) -> None:
         """At the end of the stage: keep what a person must know of its result; `needs` are the

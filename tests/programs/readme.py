@@ -91,7 +91,7 @@ def _comment(page: str, line: str) -> str:
 
 
 def _code(line: str, folder: Path, is_stopped: bool) -> int:
-    """0 where the command did what it should, in time. `serve`, and what a page stops, gets Ctrl-C."""
+    """0 where the command did what it should. `serve`, and what a page stops, gets Ctrl-C."""
     output = folder / "said"
     serves = line.startswith("tributary serve")
     with output.open("wb") as said:

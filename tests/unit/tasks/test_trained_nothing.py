@@ -226,6 +226,20 @@ async def test_steps_without_an_update_are_counted() -> None:
     assert lines[1].startswith("20 of 32 groups of d taught nothing: all rollouts of such a group")
 
 
+@pytest.mark.parametrize(("learns_after", "told"), [(4, []), (5, [5]), (24, [5, 20])])
+async def test_steps_in_a_row_without_an_update_are_said_while_there_is_time(
+    learns_after: int, told: list[int]
+) -> None:
+    spoken = iter(range(10**9))
+    say: Say = lambda prompt, _: "0" if (n := next(spoken)) < 8 * learns_after else str(n % 2)  # noqa: E731
+    _, reporter = await run_stage(say, float, steps=30)
+    idle = [line for line in reporter.warnings if "made an update" in line]
+    assert [line.partition(",")[0] for line in idle] == [
+        f"step {n}: none of the last {n} steps made an update" for n in told
+    ]
+    assert all(f"{4 * n} groups were equal" in line for n, line in zip(told, idle, strict=True))
+
+
 async def test_a_gradient_of_nothing_but_zeros_is_no_training() -> None:
     why = await stopped(by_turn("01"), float, trained={"grad_norm": 0.0})
     assert why.startswith("nothing was trained: the gradient was exactly 0 in each of 3 updates")

@@ -148,8 +148,14 @@ def test_where_no_terminal_shows_a_table_a_line_says_now_and_then_how_far_a_stag
     monkeypatch.setattr(live_table, "_TELL_S", 0.0)
     run = _run()
     shown = live_table.LiveTable(run, [], CommandConsole())
-    for done in (0, 5):
+    for done in (0, 5, 6):
         stage = {"name": "agent-sft", "kind": "sft", "state": "running", "done": done, "total": 20}
-        run.put_stage(StageRecord.model_validate(stage))
+        warned = {"warnings": [{"what": "left out: a.jsonl:3"}]} if done else {}
+        run.put_stage(StageRecord.model_validate(stage | warned))
         shown.update()
-    assert capsys.readouterr().out.splitlines() == ["agent-sft: running", "agent-sft: 5 of 20"]
+    assert capsys.readouterr().out.splitlines() == [
+        "agent-sft: running", "agent-sft: 5 of 20", "warning: agent-sft: left out: a.jsonl:3",
+        "agent-sft: 6 of 20",
+    ]  # fmt: skip
+    table = live_table.run_table([], run.stages())
+    assert str(table.caption) == "agent-sft: left out: a.jsonl:3"

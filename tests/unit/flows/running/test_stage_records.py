@@ -110,3 +110,31 @@ def test_a_clock_that_is_set_back_stops_no_record_and_takes_no_time_away(
     found = RunRecord(Store(str(tmp_path)), "run").stage("base")
     assert found is not None
     assert found.seconds >= 0.0
+
+
+def test_what_a_running_stage_warns_of_is_shown_until_its_artifact_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, watch = RunRecord(Store(str(tmp_path)), "run"), Said()
+    recorded = _recorded(record.store, watch)
+
+    def warned() -> list[str]:
+        found = record.stage("base")
+        assert found is not None
+        return [str(warning) for warning in found.warnings]
+
+    recorded.started("run--base--a1", 1, True)
+    for step in range(9):
+        recorded.warn(f"step {step}")
+    assert warned() == [], "the record is not written for each"
+    recorded.progress(1, 9, "")
+    assert warned() == ["step 6", "step 7", "step 8"]
+    monkeypatch.setattr("flows.running.run.RECORD_SECONDS", 0.0)
+    recorded.warn("step 9")
+    assert warned()[-1] == "step 9"
+    assert watch.warnings == [f"step {step}" for step in range(10)]
+    recorded.started("run--base--a2", 2, True)
+    assert warned() == [], "of another attempt"
+    recorded.warn("again")
+    recorded.end("failed", "it broke")
+    assert warned() == []

@@ -30,17 +30,22 @@ if TYPE_CHECKING:
     from engines.rollout.evaluator import HeldOut
     from engines.types import Curriculum, Demonstration, Environment, Problem, Split
 
+_RAREST = 0.001
+"""share of problems in the rarer mode: one of so many in a row is drawn"""
 _TRIED = 16
 """problems of a domain, of which one at least must ask for a thought"""
 
 
 def _is_a_share(written: Any, *, is_below_one: bool) -> Any:
     shares = list(written.values()) if isinstance(written, dict) else [written]
-    largest = math.nextafter(1.0, 0.0) if is_below_one else 1.0
-    if not shares or not all(type(s) in (int, float) and 0 <= s <= largest for s in shares):
+    least, most = (_RAREST, 1 - _RAREST) if is_below_one else (0.0, 1.0)
+    if not shares or not all(
+        type(s) in (int, float) and (s == 0 or least <= s <= most) for s in shares
+    ):
+        allowed = f"0, or from {least} to {most}" if is_below_one else "from 0 to 1"
         raise ValueError(
-            f"write one share from 0 to {'below ' if is_below_one else ''}1, or one by domain, e.g."
-            f" `{{reasoning: 0.5}}`; got {written!r:.80}"
+            f"write one share ({allowed}), or one by domain, e.g. `{{reasoning: 0.5}}`;"
+            f" got {written!r:.80}"
         )
     return written
 

@@ -336,8 +336,8 @@ def _without_text(message: Fields, where: str, key: str) -> BadRow:
 
 
 def _is_untrained(message: Fields, role: Role, where: str) -> bool:
-    """Return whether a message of the assistant is only read. Raises BadRow for marks that say
-    both, or that say something else."""
+    """Return whether a message is marked as only read. Raises BadRow for marks that say both, or
+    that say something else."""
     if message.values.keys().isdisjoint(_MARKS):
         return False
     marks = {name: message.get(name) for name in _MARKS if message.values.get(name) is not None}
@@ -354,7 +354,7 @@ def _is_untrained(message: Fields, role: Role, where: str) -> bool:
             )
     if len({bool(value) for value in marks.values()}) > 1:
         raise BadRow(Reason.MESSAGES, f"{where}: {' and '.join(marks)} differ")
-    return role == "assistant" and not any(marks.values())
+    return not any(marks.values())
 
 
 def _results_in_order(turns: list[Turn], name: str) -> list[Turn]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engines.algorithms.advantages import (
     DistillationAdvantage,
+    GaeAdvantage,
     GdpoAdvantage,
     GroupAdvantage,
     PairsAdvantage,
@@ -95,6 +96,16 @@ def _advantage(algorithm: Algorithm) -> Iterator[str]:
         yield (
             "advantage: std and whiten both set the scale, and the second undoes the first; keep"
             " one"
+        )
+    if (
+        isinstance(advantage, GaeAdvantage)
+        and advantage.alpha is not None
+        and advantage.lam != GaeAdvantage.model_fields["lam"].default
+    ):
+        yield (
+            "advantage.lam: with alpha, lambda is that of each answer's length, so that `lam` has"
+            " no effect; leave it out, or write `advantage: {kind: gae, lam: ...}` without a preset"
+            " that sets alpha"
         )
     if isinstance(advantage, DistillationAdvantage) and algorithm.overlong is not None:
         yield "overlong: distillation uses no reward, so a penalty has no effect; leave it out"

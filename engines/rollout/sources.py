@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -44,6 +45,8 @@ class TicketResult:
     """the same of the verifier's verdicts, 0 to 1"""
     spread: float | None
     """largest minus smallest reward"""
+    problem: str = ""
+    """its id; a problem that comes again may end it with @2, @3 and so on"""
 
 
 class DataSource(Protocol):
@@ -67,9 +70,10 @@ class LearningSource(DataSource, Protocol):
 
 
 def result_of(group: Group, domain: str, position: int) -> TicketResult:
+    problem = group.problem.id
     kept = [s for s in one_per_rollout(group.samples) if s.status in TRAINABLE]
     if not kept:
-        return TicketResult(group.ticket, domain, position, None, None, None)
+        return TicketResult(group.ticket, domain, position, None, None, None, problem)
     rewards = [s.reward for s in kept]
     return TicketResult(
         number=group.ticket,
@@ -78,6 +82,7 @@ def result_of(group: Group, domain: str, position: int) -> TicketResult:
         reward=mean(rewards),
         outcome=mean(s.rewards.get("outcome", 0.0) for s in kept),
         spread=max(rewards) - min(rewards),
+        problem=problem,
     )
 
 
@@ -108,6 +113,7 @@ class Weighted:
         return Pick(draw.choices(self._names, self._weights)[0])
 
 
+_COMES_AGAIN = re.compile(r"@\d+$")
 _UNSURE = 0.25
 """groups, half of them right, that a problem's success rate begins with"""
 
@@ -137,32 +143,19 @@ class ByDifficulty:
         fresh: float = 0.5,
         floor: float = 0.05,
         half_life: float = 512.0,
-        problems: int | Mapping[str, int] | None = None,
     ) -> None:
         """`fresh` is the share of tickets that go on in the domains' order. After `half_life`
-        results a result counts half, so that what was too hard or too easy is tried again.
-        `problems`: how many different ones each domain has, after which its first comes again; by
-        domain where they have not as many."""
+        results a result counts half, so that what was too hard or too easy is tried again. What is
+        known of a problem stays when all have come and it comes again."""
         if not (0 < fresh <= 1 and 0 <= floor <= 1 and half_life > 0):
             raise InputError(
                 f"fresh {fresh}, floor {floor}, half_life {half_life}: `fresh` is above 0 and at"
                 " most 1, `floor` is from 0 to 1, `half_life` is above 0"
             )
-        counts = dict(problems) if isinstance(problems, Mapping) else {}
-        if isinstance(problems, int | float):
-            counts = dict.fromkeys(domains, problems)
-        if unknown := [name for name in counts if name not in domains]:
-            raise InputError(
-                f"problems: the stage has no domain {unknown[0]}; it has {', '.join(domains)}"
-            )
-        if any(type(count) is not int or count < 1 for count in counts.values()):
-            raise InputError(
-                f"problems {problems}: give a whole number from 1 on, or one by domain, or leave it"
-                " out"
-            )
         self._domains, self._seed = domains, seed
         self._fresh, self._floor, self._half_life = fresh, floor, half_life
-        self._problems = counts
+        self._places: dict[tuple[str, str], int] = {}
+        """the position of each problem that was told of, by domain and id"""
         self._known: dict[tuple[str, int], _Evidence] = {}
         self._told = 0
         self._weights: dict[tuple[str, int], float] | None = None
@@ -178,8 +171,10 @@ class ByDifficulty:
     def told(self, result: TicketResult) -> None:
         if result.outcome is None:
             return
-        count = self._problems.get(result.domain)
-        position = result.position % count if count else result.position
+        position = result.position
+        if result.problem:
+            asked = result.domain, _COMES_AGAIN.sub("", result.problem)
+            position = self._places.setdefault(asked, position)
         self._told += 1
         self._weights = None
         known = self._known.setdefault((result.domain, position), _Evidence())

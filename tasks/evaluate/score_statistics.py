@@ -11,6 +11,8 @@ from infra.config import Found
 
 Z95 = 1.959964
 """standard normal quantile at 97.5%"""
+_EQUAL = 1e-9
+"""what values may differ by and be equal"""
 CUTTABLE = "conversation"
 """the driver whose rollouts tell what fewer turns would have come to"""
 
@@ -109,8 +111,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         return 0.0, 1.0
     centre, trials = mean(values), float(len(values))
     spread = centre * (1 - centre)
-    # Of equal values the rounding of their mean would be taken for what they vary.
-    if min(values) < max(values) and not {*values} <= {0, 1}:
+    # Of equal values the rounding of their means would be taken for what they vary.
+    if max(values) - min(values) > _EQUAL and not {*values} <= {0, 1}:
         trials = spread / standard_error(values) ** 2
     z2 = Z95**2
     middle = (centre + z2 / (2 * trials)) / (1 + z2 / trials)

@@ -185,23 +185,49 @@ class TextRenderer(Renderer):
         made = super()._sequence_or_fault(conversation, tokens, mask)
         if isinstance(made, BadRow) or self._others == frozenset():
             return made
-        if self._others is None:  # all but what its author marked
-            marked = zip(mask, made.loss_mask, strict=True)
-            return replace(made, loss_mask=[int(not was or is_now) for was, is_now in marked])
-        whole = self._text(conversation).whole
         try:
-            spans = self._spans(conversation, whole, self._others)
+            if self._others is not None:
+                learned = self._mask_of(conversation, made.tokens, self._others, is_marked=False)
+                mask = [int(a or b) for a, b in zip(made.loss_mask, learned, strict=True)]
+            else:  # all but what its author marked
+                only_read = self._mask_of(conversation, made.tokens, None, is_marked=True)
+                each = zip(mask, made.loss_mask, only_read, strict=True)
+                mask = [int((not said or told) and not read) for said, told, read in each]
         except BadRow as error:
             return error
-        return replace(made, loss_mask=self._with_spans(made, whole, spans))
+        return replace(made, loss_mask=mask)
+
+    def _mask_of(
+        self,
+        conversation: Conversation,
+        tokens: list[int],
+        roles: Collection[str] | None,
+        *,
+        is_marked: bool,
+    ) -> list[int]:
+        """Ones at what others than the assistant say: those of these roles (None: of all), marked
+        as only read or not. Raises BadRow."""
+        told = [
+            at
+            for at, message in enumerate(conversation.messages)
+            if message.role != "assistant"
+            and (roles is None or message.role in roles)
+            and (at in conversation.untrained) == is_marked
+            and message.content.strip()
+        ]
+        if not told:
+            return [0] * len(tokens)
+        whole = self._text(conversation).whole
+        return self._with_spans(tokens, whole, self._spans(conversation, whole, told))
 
     def _spans(
-        self, conversation: Conversation, whole: str, roles: Collection[str]
+        self, conversation: Conversation, whole: str, told: Collection[int]
     ) -> list[tuple[int, int]]:
-        """Where the texts of these roles' messages stand in the rendering, found by rendering them
+        """Where the texts of these messages stand in the rendering, found by rendering them
         between marks. Raises BadRow for a template that writes them in another way then."""
-        told = [m for m in conversation.messages if m.role in roles and m.content.strip()]
-        messages = tuple(_marked(m) if m in told else m for m in conversation.messages)
+        messages = tuple(
+            _marked(m) if at in told else m for at, m in enumerate(conversation.messages)
+        )
         try:
             parts = self._text(replace(conversation, messages=messages)).whole.split(_MARK)
         except (BadRow, InputError):
@@ -210,27 +236,23 @@ class TextRenderer(Renderer):
             raise BadRow(
                 Reason.TEMPLATE,
                 "the chat template does not write a message's text in one place, as it is, so that"
-                f" the loss cannot be taken on {', '.join(sorted(roles))}; leave `roles` out, or"
-                " these roles",
+                " it is not known which tokens are of"
+                f" {', '.join(sorted({conversation.messages[at].role for at in told}))}; leave"
+                " these roles, or marks on their messages, out",
             )
         ends = [*accumulate(map(len, parts))]
         return list(zip(ends[:-1:2], ends[1::2], strict=True))
 
-    def _with_spans(
-        self, made: TokenSequence, whole: str, spans: list[tuple[int, int]]
-    ) -> list[int]:
-        """The mask with these characters, too, and the token that ends their turn."""
-        if not spans:
-            return made.loss_mask
+    def _with_spans(self, tokens: list[int], whole: str, spans: list[tuple[int, int]]) -> list[int]:
+        """A mask of these characters, and of the token that ends their turn."""
         starts = [start for start, _ in spans] + [len(whole)]
         exchanges = [
             (whole[start:end], whole[end:following])
             for (start, end), following in zip(spans, starts[1:], strict=True)
         ]
         ids, mask = self.chat.masked_ids([TrainingText(whole[: starts[0]], exchanges)])[0]
-        others = [bool(m) and i == t for i, m, t in zip(ids, mask, made.tokens, strict=False)]
-        others += [False] * (len(made.tokens) - len(others))
-        return [int(m or other) for m, other in zip(made.loss_mask, others, strict=False)]
+        found = [int(bool(m) and i == t) for i, m, t in zip(ids, mask, tokens, strict=False)]
+        return found + [0] * (len(tokens) - len(found))
 
 
 def _marked(message: Message) -> Message:

@@ -241,7 +241,10 @@ async def _train(
         of_devices = dict(devices.since_last()) | caches.since_last()
         record.observe(result, in_flight.since_last(), of_devices)
         if isinstance(phases := loop.producer.source, PhasedTickets):
-            moved = phases.after_step(record.step, record.held_out_score, is_solved=record.solved)
+            score = record.held_out_score
+            if score is not None and score[0] < settings.critic_only_steps:
+                score = None  # of the policy that the stage began with, as often as it is taken
+            moved = phases.after_step(record.step, score, is_solved=record.solved)
             record.in_phase(phases.phase, moved)
         over = record.solved or record.step == settings.steps
         if not devices.are_shared:

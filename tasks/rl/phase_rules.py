@@ -83,7 +83,8 @@ def _no_plateau(at: str, plateau: Plateau, settings: RlSettings) -> Iterator[str
     stage's last step ends nothing."""
     assert settings.evaluate is not None
     every, wanted = settings.evaluate.every, plateau.evaluations + 1
-    in_time = (settings.steps - 2) // every + 1 if settings.steps > 1 else 0
+    before = -(-settings.critic_only_steps // every)  # of the policy that the stage begins with
+    in_time = max(0, (settings.steps - 2) // every + 1 - before) if settings.steps > 1 else 0
     if in_time < wanted:
         yield (
             f"{at}: takes {wanted} scores, and the stage has {in_time} in time, one every"

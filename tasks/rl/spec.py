@@ -330,10 +330,11 @@ def _temperature_problems(settings: RlSettings) -> Iterator[str]:
             " so a resumed stage would search at another one; set `max_staleness: 0` or"
             " `partial_rollout_tokens`, or write `kind: entropy`"
         )
-    if 2 * search.window >= settings.steps:
+    if 2 * search.window >= (updates := settings.steps - settings.critic_only_steps):
         yield (
             f"temperature_search.window: {search.window} steps are compared with as many before"
-            f" them, and the stage has {settings.steps}, so no search would be made; lower it"
+            f" them, and the stage trains its policy in {updates}, so no search would be made;"
+            " lower it"
         )
     if not {*search.grid} - {settings.algorithm.temperature}:
         yield (

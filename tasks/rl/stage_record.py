@@ -138,7 +138,8 @@ class RlRecord:
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
         self.verdicts.observe(result.sampled.groups)
-        if self.temperatures is not None:
+        is_warm_up = bool(result.critic) and not result.trained
+        if self.temperatures is not None and not is_warm_up:
             self.temperatures.observe(metrics, is_updated=bool(result.trained))
         is_solved = metrics.get("outcome_mean", 0.0) >= SOLVED
         if result.trained or not (result.critic or is_solved):

@@ -75,7 +75,7 @@ class Search:
     after_step: int
     before: float
     chosen: float
-    """the same as before, where no problem has a verdict at all"""
+    """the same as before, where that one has no whole score"""
     why: str
     tried: Sequence[Tried]
 
@@ -254,7 +254,8 @@ class SearchControl(TemperatureControl):
         grid = sorted({*self._settings.grid, self.temperature})
         tried = tried_of({t: await self._scores(t) for t in grid}, self._settings)
         near = [each.temperature for each in tried if each.is_near]
-        chosen = max(near, default=self.temperature)
+        is_known = self.temperature in [each.temperature for each in tried]
+        chosen = max(near) if is_known and near else self.temperature
         return Search(step, self.temperature, chosen, self._due, tried)
 
     def _state(self) -> dict[str, Any]:
@@ -312,9 +313,11 @@ class HeldOutScores:
             await evaluator.close()
         if evaluated.failure:
             self.reporter.warn(
-                f"search at temperature {temperature:g}: {evaluated.failure}. Its score is of the"
-                " others; if this repeats, raise `temperature_search.timeout_s`"
+                f"search at temperature {temperature:g}: {evaluated.failure}. What has ended by"
+                " then are the short answers, so it is left out; if this repeats, raise"
+                " `temperature_search.timeout_s`"
             )
+            return {}
         return _outcomes(evaluated)
 
 

@@ -162,6 +162,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "tasks/training_record.py:Updates": {
         "made": "state.json",
         "skipped": "state.json",
+        "idle": "lost",
         "_without_gradient": "state.json",
     },
     "tasks/domain_verdicts.py:Judged": dict.fromkeys(
@@ -240,7 +241,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_fresh": "spec",
         "_floor": "spec",
         "_half_life": "spec",
-        "_problems": "spec",
+        "_places": "notes",
         "_known": "notes",
         "_told": "notes",
         "_weights": "notes",

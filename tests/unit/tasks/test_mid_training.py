@@ -218,7 +218,7 @@ def test_a_message_is_trained_where_it_stands_and_not_where_the_format_says_its_
     source = TextFiles(files=["-"], text=None, roles=["assistant", "user", "tool"])
     asked, _, found, said = trained(qwen, source, row)
     assert (asked.strip(), found, said) == ("user\n<|im_end|>", "search", "s<|im_end|>")
-    with pytest.raises(BadRow, match="cannot be taken on tool, user"):
+    with pytest.raises(BadRow, match="which tokens are of user"):
         trained(qwen, source, {"messages": [{**talk[0], "content": "a\ufdd0"}, talk[3]]})
 
 
@@ -232,6 +232,22 @@ def test_without_roles_it_is_taken_on_every_token_but_of_turns_that_are_marked(
     marked = [m | ({"weight": 0} if m["content"] == "3" else {}) for m in TALK]
     before, after = trained(qwen, chats, {"messages": marked})
     assert before + "3<|im_end|>" + after == whole
+    marked = [m | ({"train": False} if m["role"] == "user" else {}) for m in TALK]
+    parts = trained(qwen, chats, {"messages": marked})
+    assert "add 1 2<|im_end|>".join(parts[:2]) + "and 3<|im_end|>" + parts[2] == whole
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": 0}, {"loss_mask": 0}])
+def test_a_message_of_any_role_that_its_author_marked_is_only_read(
+    qwen: Renderer, mark: dict[str, Any]
+) -> None:
+    marked = [m | (mark if m["content"] == "add 1 2" else {}) for m in TALK]
+    source = TextFiles(files=["-"], text=None, roles=["assistant", "user"])
+    said = [
+        run.replace("<think>\n\n</think>\n\n", "")
+        for run in trained(qwen, source, {"messages": marked})
+    ]
+    assert said == ["3<|im_end|>", "and 3<|im_end|>", "6<|im_end|>"]
 
 
 def test_a_document_begins_and_ends_as_conversations_do(qwen: Renderer, tmp_path: Path) -> None:

@@ -111,11 +111,11 @@ def test_what_cannot_be_in_both_modes_is_refused(
     assert in_both_modes(0.0, "rl", 0, LLAMA, only) == only
 
 
-@pytest.mark.parametrize("share", [1, "both", True, {"a": 1.0}, {}, -0.1])
+@pytest.mark.parametrize("share", [1, "both", True, {"a": 1.0}, {}, -0.1, 1e-7, 0.9999999])
 def test_another_form_of_a_share_is_refused(share: Any) -> None:
-    with pytest.raises(ValidationError, match="one share from 0 to below 1, or one by domain"):
+    with pytest.raises(ValidationError, match=r"one share \(0, or from 0.001 to 0.999\), or"):
         RlSettings.model_validate({**SETTINGS, "nothink_share": share})
-    with pytest.raises(ValidationError, match="one share from 0 to below 1, or one by domain"):
+    with pytest.raises(ValidationError, match=r"one share \(0, or from 0.001 to 0.999\), or"):
         DistillSettings.model_validate({"nothink_share": share})
 
 

@@ -210,6 +210,16 @@ async def test_a_killed_stage_moves_on_at_the_same_step_with_the_same_tickets(
             {"evaluate": {"every": 9}},
             "phases.1.plateau: takes 3 scores, and the stage has 1 in time",
         ),
+        (
+            [{"plateau": {}}, {}],
+            {
+                "steps": 20,
+                "evaluate": {"every": 4},
+                "algorithm": {"preset": "ppo"},
+                "critic": {"warmup_steps": 8},
+            },
+            "phases.0.plateau: takes 4 scores, and the stage has 3 in time",
+        ),
         ([{"until_step": 4}, {"group_size": 1}], {}, "phases.1.group_size: advantage group"),
     ],
 )

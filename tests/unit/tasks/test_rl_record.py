@@ -145,6 +145,16 @@ def test_a_phase_is_judged_by_its_own_steps(tmp_path):
     assert [seen(n, 0.0) for n in (4, 5)] == [(False, False), (False, True)]
 
 
+def test_steps_that_train_the_critic_alone_make_no_temperature_flat(tmp_path):
+    made = record(Reporter())
+    made.temperatures = SearchControl(TemperatureSearch(window=1, gain=0.5), 1.0, None, Notes())
+    for number in (1, 2, 3):
+        warming = step(number, sample(0, 0.5), sample(1, 0.5))
+        made.observe(replace(warming, trained={}, critic={"value_loss": 1.0}), ServerUse(), {})
+    made.temperatures.save(tmp_path)
+    assert json.loads((tmp_path / "temperature.json").read_text())["outcomes"] == []
+
+
 def test_a_temperature_that_moves_is_a_curve_and_part_of_a_checkpoint(tmp_path):
     """The entropy is 1 nat, twice the target: ln T falls by 0.05, the most."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.rl.rl_objective import temperature_of
-from engines.rollout.evaluator import HeldOut
+from engines.rollout.evaluator import Evaluated, Evaluator, HeldOut
 from engines.rollout.records.journals import RolloutJournal, TurnJournal
 from engines.step_inputs import TrainedStep
 from engines.types import Sampling, Status
@@ -199,6 +200,35 @@ async def test_a_killed_stage_takes_the_same_temperature_and_does_not_search_aga
     assert parts.producer.recovered > 0
 
 
+@pytest.mark.parametrize(
+    ("cut_off", "chosen"), [((), 1.4), ((1.4,), 1.2), ((1.0,), 1.0), ((1.0, 1.2, 1.4), 1.0)]
+)
+async def test_a_temperature_whose_answers_took_too_long_is_left_out_of_a_search(
+    cut_off: tuple[float, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has ended in time are the short answers, here the right ones; and nothing is known of
+    the others against a present temperature that is left out."""
+
+    class Slow(Evaluator):
+        def __init__(self, *, temperature: float, **more: Any) -> None:
+            super().__init__(temperature=temperature, **more)
+            self.is_slow = temperature in cut_off
+
+        async def finish(self, is_repairing: Callable[[], bool]) -> Evaluated:
+            ended = await super().finish(is_repairing)
+            groups = {name: of[:2] for name, of in ended.groups.items()}
+            failure = "6 of 8 problems took too long"
+            return replace(ended, groups=groups, failure=failure) if self.is_slow else ended
+
+    monkeypatch.setattr("tasks.rl.temperature.Evaluator", Slow)
+    made = Attempt(Notes(), within=0.999)
+    for _ in range(4):
+        made.control.observe({"outcome_mean": 0.5}, is_updated=True)
+    assert await made.control.before_next_step(made.parts.loop, 4) != ""
+    assert made.control.temperature == chosen
+    assert len([line for line in made.reporter.warnings if "left out" in line]) == len(cut_off)
+
+
 async def test_after_a_step_without_an_update_a_search_waits() -> None:
     made = Attempt(Notes())
     for is_updated in (True, True, True, False):
@@ -215,7 +245,11 @@ async def test_after_a_step_without_an_update_a_search_waits() -> None:
         ({"temperature_search": {"grid": [1.0, 1.0]}}, "temperature_search.grid: it has only"),
         (
             {"steps": 20},
-            "window: 10 steps are compared with as many before them, and the stage has",
+            "window: 10 steps are compared with as many before them, and the stage trains",
+        ),
+        (
+            {"steps": 40, "algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 20}},
+            "the stage trains its policy in 20, so no search would be made",
         ),
         (
             {"temperature_search": ENTROPY, "algorithm": {"temperature": 1.6}},

@@ -113,6 +113,8 @@ def test_the_interval_of_yes_or_no_outcomes_is_wilsons():
 
 def test_the_interval_of_equal_values_does_not_claim_certainty():
     # Their mean is not 5/6 to the last digit; 99 trials, of which 82.5 are right
+    rounded = interval([(0.1 + 0.2) / 2, 0.15])
+    assert rounded == pytest.approx(interval([0.15, 0.15])), "equal but for their rounding"
     assert interval([5 / 6] * 99) == pytest.approx((0.7478, 0.8940), abs=1e-4)
 
 

@@ -150,6 +150,7 @@ WEIGHT = {"correction": {"weight": {}}}
     [
         ({"preset": "opd"}, "needs teachers, which `rl` does not have; use an `opd` stage"),
         ({"advantage": {"kind": "reinforce++", "whiten": False}}, "no baseline"),
+        ({"preset": "sao", "advantage": {"lam": 0.5}}, "`lam` has no effect"),
         ({"advantage": {"whiten": True}}, "std and whiten"),
         ({"preset": "opd", "overlong": {}}, "overlong"),
         (WEIGHT, "set old_logprobs to trainer"),

@@ -15,9 +15,11 @@ from engines.rollout.sources import (
     TicketResult,
     Weighted,
     build_source,
+    result_of,
     source_faults,
 )
 from engines.rollout.tickets import ChosenTickets, ToldResults, build
+from engines.types import Group, Message, Problem
 from infra.errors import CorruptArtifact, InputError
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
@@ -185,18 +187,18 @@ async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(
     ]
 
 
-def result(domain, position, outcome):
-    return TicketResult(0, domain, position, outcome, outcome, 0.0)
+def result(domain, position, outcome, problem=""):
+    return TicketResult(0, domain, position, outcome, outcome, 0.0, problem)
 
 
 def test_weights_by_difficulty_by_hand():
     """A quarter of a group, half of it right, is what a rate begins with: after a group of outcome
     1 it is (1 + 0.125) / 1.25 = 0.9."""
-    source = ByDifficulty(NAMES, 0, floor=0.05, half_life=2.0, problems=10)
+    source = ByDifficulty(NAMES, 0, floor=0.05, half_life=2.0)
     assert source.weights == {}
     source.told(result("a", 3, None))
     assert source.weights == {}, "without a verdict nothing is known"
-    source.told(result("a", 3, 1.0))
+    source.told(result("a", 3, 1.0, "ant"))
     assert source.weights == pytest.approx({("a", 3): 4 * 0.9 * 0.1 + 0.05})
     source.told(result("b", 3, 0.5))
     source.told(result("b", 4, 0.0))
@@ -209,23 +211,36 @@ def test_weights_by_difficulty_by_hand():
             ("b", 4): 4 * seldom * (1 - seldom) + 0.05,
         }
     )
-    source.told(result("a", 13, 0.0))  # the same problem as at position 3
+    source.told(result("a", 13, 0.0, "ant@2"))  # the same problem as at position 3
     kept = 0.5**1.5
     rate = (kept + 0.125) / (kept + 1.25)
     assert source.weights["a", 3] == pytest.approx(4 * rate * (1 - rate) + 0.05)
 
 
-def test_domains_of_unlike_size_begin_again_where_each_one_ends():
-    """Three problems of a and five of b, all of them known: position 4 of a is its problem 1, and
-    position 4 of b a problem of its own, which one number for both would take for another."""
-    source = ByDifficulty(NAMES, 0, problems={"a": 3, "b": 5})
-    for name in NAMES:
-        for position in range(7):
-            source.told(result(name, position, 1.0))
-    assert [*source.weights] == [*(("a", n) for n in range(3)), *(("b", n) for n in range(5))]
-    of_one = ByDifficulty(("a",), 0, problems=3)
-    of_one.told(result("a", 4, 1.0))
-    assert [*of_one.weights] == [("a", 1)]
+def test_what_is_known_of_a_problem_stays_when_it_comes_again_in_another_order():
+    """Three problems of a and five of b, which begin again where each one ends, shuffled anew."""
+    source = ByDifficulty(NAMES, 0)
+    told = Counter()
+    for name, count in (("a", 3), ("b", 5)):
+        for position in range(2 * count + 1):
+            epoch, place = divmod(position, count)
+            at = (place + epoch) % count
+            told[name, at] += 1
+            again = f"@{epoch + 1}" if epoch else ""
+            source.told(result(name, position, float(at == 1), f"p{at}{again}"))
+    assert {*source.weights} == {*told}
+    once = ByDifficulty(NAMES, 0)
+    for (name, at), times in told.items():
+        for _ in range(times):
+            once.told(result(name, at, float(at == 1), f"p{at}"))
+    assert source.weights == pytest.approx(once.weights, rel=0.02)
+
+
+def test_groups_of_one_problem_in_two_epochs_are_told_as_of_one():
+    problem = Problem("a/rl/x@2", "a", (Message("user", "x"),))
+    assert result_of(Group(problem, [], 7), "a", 11) == TicketResult(
+        7, "a", 11, None, None, None, "a/rl/x@2"
+    )
 
 
 def test_problems_that_are_solved_sometimes_come_again_and_others_seldom():
@@ -282,10 +297,7 @@ def built(name, options=None, is_beside_training=False):
         ("by-difficulty", {"fresh": 1.5}, False, "`fresh` is above 0 and at most 1"),
         ("by-difficulty", {"floor": float("nan")}, False, "`floor` is from 0 to 1"),
         ("by-difficulty", {"half_life": 0}, False, "`half_life` is above 0"),
-        ("by-difficulty", {"problems": 2.5}, False, "problems 2.5: give a whole number from 1 on"),
-        ("by-difficulty", {"problems": {"a": 0}}, False, "give a whole number .* or one by domain"),
-        ("by-difficulty", {"problems": {"a": "3"}}, False, "give a whole number from 1 on"),
-        ("by-difficulty", {"problems": {"c": 3}}, False, "no domain c; it has a, b"),
+        ("by-difficulty", {"problems": 3}, False, "problems"),
         ("by-difficulty", {"share": 1}, False, "share"),
         ("by-difficulty", {}, True, "learns from results .* set `max_staleness: 0`"),
         (f"{__name__}:Struggling", {}, True, "learns from results .* set `max_staleness: 0`"),
@@ -305,7 +317,8 @@ def test_what_can_be_built():
 
 
 def groups_of(numbers):
-    return [SimpleNamespace(ticket=number, samples=[]) for number in numbers]
+    asked = Problem("p", "a", ())
+    return [SimpleNamespace(ticket=number, samples=[], problem=asked) for number in numbers]
 
 
 class Told(Repeats):

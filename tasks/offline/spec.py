@@ -75,8 +75,6 @@ class OfflineSpec(StageSpec):
             yield "algorithm.routing_replay: saved rollouts have no experts; set it to trainer"
         if self.settings.algorithm.keep is not None:
             yield "algorithm.keep: saved rollouts were sampled from all tokens; leave it out"
-        if self.settings.algorithm.temperature != Algorithm().temperature:
-            yield "algorithm.temperature: saved rollouts have that of their sampling; leave it out"
         yield from critic_problems(self.policy)
 
     def cautions(self) -> Iterator[str]:

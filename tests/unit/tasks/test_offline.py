@@ -81,12 +81,3 @@ async def test_no_group_is_in_a_step_twice(
     assert metrics["passes"] == passes
     assert isinstance(context.reporter, ListReporter)
     assert len(context.reporter.warnings) == (wanted > 3)
-
-
-def test_the_temperature_is_that_of_the_saved_rollouts() -> None:
-    written = {"steps": 1, "optimizer": {"lr": 1e-4}, "algorithm": {"temperature": 0.7}}
-    (said,) = OfflineSpec.model_validate({"settings": written}).problems()
-    assert "algorithm.temperature: saved rollouts have that of their sampling" in said
-    plain = OfflineSpec.model_validate({"settings": {**written, "algorithm": {}}})
-    again = OfflineSpec.model_validate_json(plain.model_dump_json())
-    assert [*again.problems()] == []

@@ -154,11 +154,11 @@ def test_check_refuses_prompts_longer_than_the_context_and_counts_few_of_them(tm
     options: dict[str, Any] = {"sources": source, "shares": shares}
     said = refusal(recipe(tmp_path, options, base={"folder": str(base)}))
     assert "(9 too_long), more than max_bad_share 0.01" in said
-    assert "sums.jsonl:1: has " in said
+    assert "sums.jsonl:1, sums.jsonl:2, " in said
     options["sources"] = source | {"max_bad_share": 0.2}
     made = recipe(tmp_path, options, base={"folder": str(base)})
     told = "".join(cautions(made, plan_post_train(made)))
-    assert "9 bad rows left out (9 too_long): sums.jsonl:1: has " in told
+    assert "9 bad rows left out (9 too_long): sums.jsonl:1, sums.jsonl:2, " in told
 
 
 def test_check_says_what_becomes_of_a_call_where_nothing_answers_it(tmp_path: Path):

@@ -33,7 +33,7 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
 class Weight(PartWithCode):
-    """Each token's loss times trainer's / engine's probability, within bounds (TIS, MIS)."""
+    """Each token's loss times trainer's / engine's probability, within bounds (TIS)."""
 
     code: ClassVar[str] = "engines.algorithms.corrections:corrected"
     level: Level = "token"

@@ -228,7 +228,7 @@ def publish(
     Their key, if they ask for one, comes from the environment variable EXTERNAL_FLEET_KEY.
 
     Args:
-        model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        model: A model folder, a digest (or its beginning), or a stage as RUN/STAGE.
         to: Addresses of servers, or of a router that knows them: http://HOST:PORT
         by: How weights travel. auto: broadcast, and disk where that does not work. disk: the
             servers read the folder themselves, under this very path.

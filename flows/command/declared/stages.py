@@ -352,8 +352,8 @@ def rollouts(
     what an environment answered is neither.
 
     Args:
-        artifact: A stage's name, or a digest (or its beginning); default: the run's last stage that
-            kept samples.
+        artifact: A stage, RUN/STAGE, or a digest (or its beginning); default: the run's last
+            stage that kept samples.
         run: Whose stage: a run's id or name, or a recipe's name (its latest run); empty is the
             latest run.
         step: Only samples of these training steps: 7, 5:9, 5: or :9.
@@ -386,8 +386,8 @@ def sessions(
     """Show, turn by turn, what a harness sent and what was sampled, and where the two differ.
 
     Args:
-        artifact: A stage's name, or a digest (or its beginning); default: the run's last stage that
-            kept samples.
+        artifact: A stage, RUN/STAGE, or a digest (or its beginning); default: the run's last
+            stage that kept samples.
         run: Whose stage: a run's id or name, or a recipe's name (its latest run); empty is the
             latest run.
         step: Only samples of these training steps: 7, 5:9, 5: or :9.

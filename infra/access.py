@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-import psutil
-
 from infra.errors import InputError
 from infra.home import home, own_folder, read_own_file, write_own_file
 
@@ -265,6 +263,8 @@ def sendable(text: str, named: str, where: str = "") -> str:
 def note_key(url: str, found: str) -> None:
     """Requests to the server at `url`, of any process of this home, carry this key; none if it is
     empty. Until this process forgets it, or ends."""
+    import psutil  # an eighth of what a command takes to print its help
+
     folder = own_folder(_folder(url))
     for other in folder.iterdir():
         if not psutil.pid_exists(int(other.name.strip(".").partition(".")[0])):
